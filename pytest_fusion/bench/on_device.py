@@ -31,7 +31,7 @@ from pytest_fusion.run.measure.resources.loaded_kernels import loaded
 from pytest_fusion.run.measure.resources.recompilations import recompilations
 from pytest_fusion.run.measure.resources.resource_record import Resources
 from pytest_fusion.run.measure.resources.specialisation import Specialisation
-from pytest_fusion.run.measure.timing.activity import Activity
+from pytest_fusion.run.measure.timing.activity import busy
 from pytest_fusion.run.measure.timing.alone import alone
 from pytest_fusion.run.measure.traffic import algorithmic_bytes
 from pytest_fusion.run.pristine import perf_counter, synchronize
@@ -191,16 +191,6 @@ def _side(spec: FusionSpec, function: Callable[..., Any], logical: Mapping[str, 
         torch.cuda.empty_cache()
         backward, more = Uncounted("there is no memory for it at these sizes"), {}
     return Side(memory, measures, timeline, backward, more)
-
-
-def busy(timeline: Sequence[Activity]) -> float:
-    """Seconds in which anything ran: activities of several streams may overlap."""
-    total, reached = 0.0, 0.0
-    for one in sorted(timeline, key=lambda activity: activity.start):
-        end = one.start + one.seconds
-        total += max(0.0, end - max(one.start, reached))
-        reached = max(reached, end)
-    return total
 
 
 def _memory(call: Callable[[], Any], device: torch.device) -> dict[str, int]:

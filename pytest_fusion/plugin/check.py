@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,9 +35,7 @@ def check_equivalent(fused: Callable[..., Any], reference: Callable[..., Any], *
     devices, and what the reference raises when it is the one that does not take these arguments.
     """
     __tracebackhide__ = True
-    names = positional_names(reference, len(args), kwargs)
-    inputs = {**dict(zip(names, args, strict=True)), **kwargs}
-    inputs = {name: map_tensors(value, torch.Tensor.detach) for name, value in inputs.items()}
+    names, inputs = arguments_by_name(reference, args, kwargs)
     fused_call, reference_call = by_name(fused, names), by_name(reference, names)
     spec = FusionSpec(
         fused=fused_call,
@@ -87,8 +85,10 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def positional_names(reference: Callable[..., Any], count: int, kwargs: Mapping[str, Any]) -> list[str]:
-    """Names for ``count`` positional arguments beside ``kwargs``: the reference's own, else numbers."""
+def arguments_by_name(
+    reference: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """Names of the positional arguments (the reference's own, else numbers), and all arguments without gradients."""
     try:
         parameters = inspect.signature(reference).parameters.values()
     except (TypeError, ValueError):
@@ -96,7 +96,9 @@ def positional_names(reference: Callable[..., Any], count: int, kwargs: Mapping[
     names = [
         p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in kwargs
     ]
-    return names[:count] if len(names) >= count else [f"arg{i}" for i in range(count)]
+    names = names[: len(args)] if len(names) >= len(args) else [f"arg{i}" for i in range(len(args))]
+    inputs = {**dict(zip(names, args, strict=True)), **kwargs}
+    return names, {name: map_tensors(value, torch.Tensor.detach) for name, value in inputs.items()}
 
 
 def device_of(inputs: Mapping[str, Any]) -> str:

@@ -94,6 +94,25 @@ _OPTIONS: tuple[tuple[str, str, str, tuple[str, ...] | None], ...] = (
     ("json", "Write the results as JSON to this file", "", None),
 )
 
+# name, help, help of the ini twin
+_SWITCHES = (
+    (
+        "sanitize",
+        "On a GPU, run the smallest cases of each test under compute-sanitizer too",
+        "Run small cases under compute-sanitizer",
+    ),
+    (
+        "bench",
+        "Measure the sizes in bench= of each test that passes, and compare with the baselines",
+        "Measure the sizes in bench=",
+    ),
+    (
+        "counters",
+        "With --fusion-bench on a GPU, call each case once more under NVIDIA's ncu, for DRAM bytes and more",
+        "Run measured calls under ncu too",
+    ),
+)
+
 
 def add_options(parser: pytest.Parser) -> None:
     """Declare every option in the group `fusion`, each with an ini twin of the same stem."""
@@ -108,42 +127,12 @@ def add_options(parser: pytest.Parser) -> None:
             **extra,
         )
         parser.addini(f"fusion_{name.replace('-', '_')}", f"{text}; as --fusion-{name}", default=default)
-    group.addoption(
-        "--fusion-replay",
-        dest="fusion_replay",
-        default=None,
-        metavar="FILE",
-        help="Run only the case stored in this file",
-    )
-    group.addoption(
-        "--fusion-sanitize",
-        dest="fusion_sanitize",
-        action="store_true",
-        default=None,
-        help="On a GPU, run the smallest cases of each test under compute-sanitizer too",
-    )
-    parser.addini(
-        "fusion_sanitize", "Run small cases under compute-sanitizer; as --fusion-sanitize", type="bool", default=False
-    )
-    group.addoption(
-        "--fusion-bench",
-        dest="fusion_bench",
-        action="store_true",
-        default=None,
-        help="Measure the sizes in bench= of each test that passes, and compare with the baselines",
-    )
-    parser.addini("fusion_bench", "Measure the sizes in bench=; as --fusion-bench", type="bool", default=False)
-    group.addoption(
-        "--fusion-counters",
-        dest="fusion_counters",
-        action="store_true",
-        default=None,
-        help="With --fusion-bench on a GPU, call each case once more under NVIDIA's ncu, for DRAM bytes and more",
-    )
-    parser.addini(
-        "fusion_counters", "Run measured calls under ncu too; as --fusion-counters", type="bool", default=False
-    )
-    parser.addini("fusion_replay", "Run only the case stored in this file; as --fusion-replay", default="")
+    for name, text, described in _SWITCHES:
+        group.addoption(f"--fusion-{name}", dest=f"fusion_{name}", action="store_true", default=None, help=text)
+        parser.addini(f"fusion_{name}", f"{described}; as --fusion-{name}", type="bool", default=False)
+    replay = "Run only the case stored in this file"
+    group.addoption("--fusion-replay", dest="fusion_replay", default=None, metavar="FILE", help=replay)
+    parser.addini("fusion_replay", f"{replay}; as --fusion-replay", default="")
 
 
 def _value(config: pytest.Config, name: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_fusion.diagnosis.repro.replay_file import elsewhere_said
 from pytest_fusion.report.phrases import (
+    TOTALS,
     by_urgency,
     case_sentence,
     counts,
@@ -65,16 +66,12 @@ def attention(record: TestRecord, *, failures_only: bool = False) -> list[Line]:
         return _failure(record)
     if failures_only or outcome(record) == "xfail":
         return []
-    moved = [(f"{outcome(record)} {record.nodeid}: {note}", _YELLOW) for note in record.notes if elsewhere_said(note)]
-    return moved + _doubts(record)
-
-
-def _doubts(record: TestRecord) -> list[Line]:
-    """What is to be known of a test that did not fail, in one line at most."""
+    lines = [(f"{outcome(record)} {record.nodeid}: {note}", _YELLOW) for note in record.notes if elsewhere_said(note)]
     if record.verdict == "unknown":
-        return [(f"UNKNOWN {record.nodeid}: {_why_unknown(record)}", _YELLOW)]
-    weak = thin(record)
-    return [(f"thin pass {record.nodeid}: {'; '.join(weak)}", _YELLOW)] if weak else []
+        lines.append((f"UNKNOWN {record.nodeid}: {_why_unknown(record)}", _YELLOW))
+    elif weak := thin(record):
+        lines.append((f"thin pass {record.nodeid}: {'; '.join(weak)}", _YELLOW))
+    return lines
 
 
 def details(record: TestRecord) -> list[Line]:
@@ -100,9 +97,8 @@ def details(record: TestRecord) -> list[Line]:
 
 def total(records: Sequence[TestRecord]) -> Line:
     """``"3 tests: 1 failed, 2 passed; 310 cases in 8.1 s"``."""
-    words = {"fail": "failed", "unknown": "unknown", "pass": "passed", "xfail": "failed as expected"}
     found = counts(records)
-    parts = [f"{found[key]:,} {word}" for key, word in words.items() if found[key]]
+    parts = [f"{found[key]:,} {word}" for key, word in TOTALS.items() if found[key]]
     cases = sum(record.cases for record in records)
     seconds = sum(record.seconds for record in records)
     text = f"{plural(len(records), 'test')}: {', '.join(parts)}; {plural(cases, 'case')} in {duration(seconds)}"

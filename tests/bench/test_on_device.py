@@ -16,11 +16,11 @@ from pytest_fusion.bench.ceilings import Ceilings
 from pytest_fusion.bench.entries import entries
 from pytest_fusion.bench.figures import Figures, Found, Side
 from pytest_fusion.bench.gate import Gated
-from pytest_fusion.bench.on_device import busy, without
+from pytest_fusion.bench.on_device import without
 from pytest_fusion.run.measure.launches.cupti import activities_of
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
 from pytest_fusion.run.measure.timing import pairs
-from pytest_fusion.run.measure.timing.activity import Activity
+from pytest_fusion.run.measure.timing.activity import Activity, busy
 from pytest_fusion.run.measure.traffic import Traffic
 from pytest_fusion.spec import values
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -61,7 +61,7 @@ def test_a_trace_in_microseconds_is_told_in_seconds() -> None:
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: Found) -> bench_run.Measured:
-    monkeypatch.setattr(bench_run, "_on_device", lambda *_, **__: found)
+    monkeypatch.setattr(bench_run, "_session", lambda *_, **__: found)
     spec = FusionSpec(
         name="f", fused=torch.relu, reference=torch.relu, inputs={"input": tensor("n")}, bench=[{"n": 8}, {"n": 16}]
     )

@@ -10,6 +10,7 @@ from pytest_fusion.errors import FusionError
 from pytest_fusion.report.bench_table import bench_notes, bench_tables
 from pytest_fusion.report.case_table import Table
 from pytest_fusion.report.phrases import (
+    TOTALS,
     by_urgency,
     counts,
     evidence,
@@ -28,7 +29,6 @@ LIMIT_BYTES = 1024 * 1024 - 16 * 1024
 # For a line about what was left out.
 _CUT = 200
 _WHERE = "the summary may hold 1 MiB; see the HTML or JSON report."
-_WORDS = {"fail": "failed", "unknown": "unknown", "pass": "passed", "xfail": "failed as expected"}
 
 
 def summary(records: Sequence[TestRecord], environment: Mapping[str, Any], *, limit_bytes: int = LIMIT_BYTES) -> str:
@@ -37,7 +37,7 @@ def summary(records: Sequence[TestRecord], environment: Mapping[str, Any], *, li
     head = [
         "## pytest-fusion",
         "",
-        ", ".join(f"**{found[key]:,} {word}**" for key, word in _WORDS.items() if found[key]) or "no tests",
+        ", ".join(f"**{found[key]:,} {word}**" for key, word in TOTALS.items() if found[key]) or "no tests",
         "",
         _environment(environment),
         "",

@@ -13,6 +13,7 @@ from pytest_fusion.bench import counters, host_latency
 from pytest_fusion.bench.baseline.latency_judge import Noise
 from pytest_fusion.bench.baseline.row import Latency, Row, stable
 from pytest_fusion.bench.bench_request import BenchRequest
+from pytest_fusion.bench.host_latency import NoLatencyError
 from pytest_fusion.bench.latency import against_itself, compared, latency, replay_method, samples, timed
 from pytest_fusion.bench.measured import Measured, beside_baseline, common, facts_of, work_facts
 from pytest_fusion.bench.on_device import opened
@@ -83,7 +84,7 @@ def measure(
     raw: dict[str, tuple[float, ...]] = {}
     try:
         timing, raw, machine = _timed(pair, ours, theirs, environment, machine)
-    except _NoLatencyError as why:
+    except NoLatencyError as why:
         found.notes.append(f"{case}: no latency: {why}")
     shared = {"case": case, **common(stable(nodeid), environment)}
     facts, names, methods = facts_of(ours.counts)
@@ -170,18 +171,14 @@ def _unknown(ours: Counts | Uncounted, theirs: Counts | Uncounted, work: Traffic
     return found + ([("bytes of the reference", work)] if isinstance(work, str) else [])
 
 
-class _NoLatencyError(Exception):
-    """The message says why the calls have no latency."""
-
-
 def _timed(
     pair: Pair, ours: _Counted, theirs: _Counted, environment: Mapping[str, Any], machine: Noise | None
 ) -> tuple[Latency, dict[str, tuple[float, ...]], Noise]:
     """The latency, the seconds of each sample by role, and the noise that it is judged with."""
     if pair.device.type == "cpu" and (ours.launched or theirs.launched):
-        raise _NoLatencyError(_INTERPRETED)
+        raise NoLatencyError(_INTERPRETED)
     if pair.device.type not in ("cpu", "cuda"):
-        raise _NoLatencyError(f"nothing here times a device of type {pair.device.type}")
+        raise NoLatencyError(f"nothing here times a device of type {pair.device.type}")
     try:
         with torch.no_grad():
             if pair.device.type == "cpu":
@@ -189,10 +186,10 @@ def _timed(
                 machine = machine or host_latency.NOISE
             else:
                 blocks, method, machine = _on_gpu(pair, ours, theirs, machine)
-    except host_latency.TooSlowError as error:
-        raise _NoLatencyError(str(error)) from error
+    except NoLatencyError:
+        raise
     except Exception as error:
-        raise _NoLatencyError(f"the call raises {brief(error)} while it is timed") from error
+        raise NoLatencyError(f"the call raises {brief(error)} while it is timed") from error
     spread = machine if pair.device.type == "cuda" else None
     found = latency(blocks, method, control=pair.control, environment=environment, machine=spread)
     return found, samples(blocks), machine

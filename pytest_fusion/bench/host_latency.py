@@ -19,8 +19,8 @@ NOISE = Noise(0.0, "times of a CPU differ from process to process by more than o
 _MOST_S = 10.0
 
 
-class TooSlowError(Exception):
-    """Calls that cannot be repeated often enough; the message says how long they take."""
+class NoLatencyError(Exception):
+    """The message says why calls have no latency."""
 
 
 def timed(
@@ -28,12 +28,12 @@ def timed(
 ) -> tuple[Blocks, dict[str, str]]:
     """Pairs of calls, and how they were timed: on the same inputs each time, so that caches are warm.
 
-    Raises ``TooSlowError``, and what the calls raise.
+    Raises ``NoLatencyError`` for calls too slow to be repeated, and what the calls raise.
     """
     candidate, control = host_timed(lambda: fused(**inputs)), host_timed(lambda: reference(**inputs))
     pair = candidate.seconds() * candidate.calls + control.seconds() * control.calls
     if pair * FEWEST_BLOCKS * PAIRS > _MOST_S:
-        raise TooSlowError(
+        raise NoLatencyError(
             f"both calls take {pair:.2g} s, and {FEWEST_BLOCKS * PAIRS} pairs are needed for an interval; use smaller "
             "arguments"
         )

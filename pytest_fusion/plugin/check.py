@@ -103,20 +103,16 @@ def arguments_by_name(
 
 def device_of(inputs: Mapping[str, Any]) -> str:
     """The device of all tensors, ``"cpu"`` or ``"cuda:N"``. Raises ``FusionError`` for tensors on several."""
-    found = {leaf.value.device for leaf in leaves(inputs) if isinstance(leaf.value, torch.Tensor)}
+    tensors = tensors_of(inputs)
+    found = {t.device for t in tensors}
     if len(found) > 1:
         # A 0-d tensor of the CPU may stand beside others, as everywhere in torch.
-        found = {d for d in found if d.type != "cpu"} if _only_scalars_on_cpu(inputs) else found
+        found = {t.device for t in tensors if t.dim() > 0 or t.device.type != "cpu"}
     if len(found) > 1:
         listed = ", ".join(sorted(map(str, found)))
         raise FusionError(f"check_equivalent: the tensors are on several devices ({listed}); move them to one")
     device = next(iter(found), torch.device("cpu"))
     return device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
-
-
-def _only_scalars_on_cpu(inputs: Mapping[str, Any]) -> bool:
-    tensors = tensors_of(inputs)
-    return all(t.dim() == 0 for t in tensors if t.device.type == "cpu")
 
 
 def _described(inputs: Mapping[str, Any]) -> dict[str, Any]:

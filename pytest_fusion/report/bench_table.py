@@ -11,6 +11,7 @@ from pytest_fusion.report.columns import NONE, UNKNOWN, Listing, lines
 from pytest_fusion.report.counter_table import counter_listing
 from pytest_fusion.report.numbers import quantity, three, time, whole
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.spec.wording import with_number
 
 WIDTH = 80
 _TIMES = (
@@ -47,14 +48,11 @@ def bench_notes(records: Iterable[TestRecord]) -> list[str]:
     Each appears once; with the name of the test if only one has it.
     """
     records = list(records)
-    unusual: dict[str, list[Figures]] = {}
+    unusual: dict[str, list[str]] = {}
     for one in figures(records):
         if one.unusual:
-            unusual.setdefault(one.unusual, []).append(one)
-    lines = [
-        f"latency of {same[0].test} {same[0].label}{f' and {len(same) - 1} more' if len(same) > 1 else ''}: {how}"
-        for how, same in unusual.items()
-    ]
+            unusual.setdefault(one.unusual, []).append(f"{one.test} {one.label}")
+    lines = [f"latency of {with_number(same)}: {how}" for how, same in unusual.items()]
     tests: dict[str, list[str]] = {}
     for record in records:
         for note in dict.fromkeys(record.bench.get("notes", ())):
@@ -75,9 +73,7 @@ def changed_lines(records: Iterable[TestRecord]) -> list[str]:
             if change:
                 role = "" if one["role"] == "fused" else f", {one['role']}"
                 rows.setdefault(change, []).append(f"{record.nodeid.rpartition('::')[2]} {one['case']}{role}")
-    return [
-        f"{same[0]}{f' and {len(same) - 1} more' if len(same) > 1 else ''}: {change}" for change, same in rows.items()
-    ]
+    return [f"{with_number(same)}: {change}" for change, same in rows.items()]
 
 
 def _changes(compared: Mapping[str, Any]) -> str:
@@ -145,10 +141,9 @@ def resource_listing(records: Sequence[TestRecord]) -> Listing:
             key = row[:-1] if len(row) == len(_KERNELS) else row
             alike.setdefault(key, (row, {}))[1][case] = None
         for row, cases in alike.values():
-            first, *more = cases
             test = record.nodeid.rpartition("::")[2]
             rows.append(row)
-            groups.append(f"{test} {first}{f' and {len(more)} more' if more else ''}".rstrip())
+            groups.append(f"{test} {with_number(list(cases))}".rstrip())
     return Listing("resources of each kernel", _KERNELS, tuple(rows), tuple(groups), _KERNELS_DROP)
 
 

@@ -41,10 +41,12 @@ def update(
         raise BaselineError(f"fusion_update={mode!r}{did_you_mean(mode, MODES)}")
     if mode == "none" or not rows:
         return []
-    by_file = _by_file(merge(rows))
+    by_file: dict[tuple[str, str], dict[Key, Row]] = {}
+    for row in merge(rows):
+        by_file.setdefault((row.test, row.device), {})[row.key] = row
     with store.locked(folder) as made:
         changed = []
-        for (test, device), measured in by_file.items():
+        for (test, device), measured in sorted(by_file.items()):
             stored = store.load(folder, test, device) or Baseline(test, device)
             updated = _chosen(stored, measured, mode, regressed)
             if mode == "all" and test in complete:
@@ -79,13 +81,6 @@ def merge(rows: Iterable[Row]) -> list[Row]:
             )
         found[row.key, row.device] = row
     return list(found.values())
-
-
-def _by_file(rows: Iterable[Row]) -> dict[tuple[str, str], dict[Key, Row]]:
-    found: dict[tuple[str, str], dict[Key, Row]] = {}
-    for row in rows:
-        found.setdefault((row.test, row.device), {})[row.key] = row
-    return dict(sorted(found.items()))
 
 
 def _chosen(stored: Baseline, measured: Mapping[Key, Row], mode: str, regressed: Collection[Key]) -> dict[Key, Row]:

@@ -97,7 +97,7 @@ def _measure(pair: Pair, text: str, name: str, judge: Callable[[], TestRecord]) 
         record = replace(record, verdict="fail", failed_check="honesty", cause=None, message=message)
     else:
         known = _environment(pair.device)
-        found = measure(pair, wanted, nodeid=record.nodeid, case=text, environment=known, machine=None)
+        found = measure(pair, wanted, nodeid=record.nodeid, case=text, environment=known)
         record = with_bench(record, found, wanted, name)
     running.records[-1] = record
     if record.verdict == "fail":

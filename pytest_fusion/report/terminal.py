@@ -43,17 +43,13 @@ def summary(
     ``verbosity`` is pytest's: below 0 failures alone, 0 what needs attention, above 0 what every verdict rests on.
     ``written`` maps a report's kind (``"html"``) to its path; the paths come last, where the eye ends.
     """
-    lines: list[Line] = []
     ordered = by_urgency(records)
     if verbosity > 0:
-        for record in ordered:
-            lines += details(record)
+        lines = [line for record in ordered for line in details(record)] + _reasons(records)
     else:
-        for record in ordered:
-            lines += attention(record, failures_only=verbosity < 0)
-    if verbosity >= 0:
-        lines += _switched_off(records) if verbosity == 0 else []
-        lines += _not_judged(records) if verbosity == 0 else _reasons(records)
+        lines = [line for record in ordered for line in attention(record, failures_only=verbosity < 0)]
+    if verbosity == 0:
+        lines += _switched_off(records) + _not_judged(records)
     if lines and verbosity >= 0:
         lines.append(total(records))
     lines += [(f"{kind} report: {path}", _PLAIN) for kind, path in (written or {}).items()]
@@ -88,9 +84,9 @@ def details(record: TestRecord) -> list[Line]:
     if record.verdict == "pass":
         lines += [(f"  rests on little: {reason}", _YELLOW) for reason in thin(record)]
     lines += [(f"  {name} switched off: {one_line(reason)}", _PLAIN) for name, reason in record.off.items()]
-    if record.verdict != "fail":
-        missing = unknown_checks(record)
-        lines += [(f"  unknown: {', '.join(missing)}", _PLAIN)] if missing else []
+    missing = unknown_checks(record)
+    if missing and record.verdict != "fail":
+        lines.append((f"  unknown: {', '.join(missing)}", _PLAIN))
     lines += [(f"  note: {one_line(note)}", _PLAIN) for note in record.notes]
     return lines
 

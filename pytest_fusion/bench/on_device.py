@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from pytest_fusion.bench import latency as timing
 from pytest_fusion.bench.baseline.latency_judge import Noise
 from pytest_fusion.bench.baseline.row import Latency
-from pytest_fusion.bench.ceilings import Ceilings, ceilings
+from pytest_fusion.bench.ceilings import ceilings
 from pytest_fusion.bench.entries import Entry
 from pytest_fusion.bench.figures import Figures, Found, NotMeasuredError, Side
 from pytest_fusion.bench.gate import gate
@@ -53,7 +53,7 @@ class Device:
     device: torch.device
     facts: dict[str, str]
     cache: int
-    ceilings: Ceilings | None = None
+    ceilings: Mapping[str, float] = field(default_factory=dict)
     noise: Noise | None = None
 
 
@@ -180,8 +180,7 @@ def _side(spec: FusionSpec, function: Callable[..., Any], logical: Mapping[str, 
     timeline = () if isinstance(spent, Uncounted) else tuple(spent)
     if timeline:
         measures |= {"span_s": max(one.start + one.seconds for one in timeline), "busy_s": busy(timeline)}
-    if here.ceilings is not None:
-        measures |= here.ceilings.as_measures()
+    measures |= here.ceilings
     backward: Counts | Uncounted | None
     try:
         backward, more = _backward(spec, function, logical, here.device) if spec.grad else (None, {})

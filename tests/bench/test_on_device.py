@@ -12,7 +12,6 @@ import torch
 from pytest_fusion.bench import bench_run, on_device
 from pytest_fusion.bench.baseline.row import Latency
 from pytest_fusion.bench.bench_request import BenchRequest
-from pytest_fusion.bench.ceilings import Ceilings
 from pytest_fusion.bench.entries import entries
 from pytest_fusion.bench.figures import Figures, Found, Side
 from pytest_fusion.bench.gate import Gated
@@ -130,7 +129,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return Ticks(1e-6 if call.func is torch.relu else 4e-6), True
 
     monkeypatch.setattr(on_device, "opened", lambda device: on_device.Device(device, {"device_name": "made up"}, 1))
-    monkeypatch.setattr(on_device, "ceilings", lambda _: Ceilings(2e12, 5e14))
+    monkeypatch.setattr(on_device, "ceilings", lambda _: {"copy_bytes_per_s": 2e12, "matmul_flops_per_s": 5e14})
     monkeypatch.setattr(on_device, "synchronize", lambda _: None)
     monkeypatch.setattr(on_device, "activities", lambda *_: [Activity("k", "kernel", 0.0, 1e-6)])
     monkeypatch.setattr(on_device.timing, "timed", timed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -50,8 +50,7 @@ def bench(
     if not named and not spec.golden:
         return found
     on_gpu = environment.get("lane") == "cuda"
-    measure = _on_device if on_gpu else _modelled
-    session = measure(spec, named, extra, environment, isolated=isolated)
+    session = _session(spec, named, extra, environment, isolated=isolated)
     if isinstance(session, str):
         found.notes.append(f"{spec.name} was not measured: {session}")
         return found
@@ -62,12 +61,13 @@ def bench(
     found.complete = len(figured) == len(named)
     targets = parse_targets(request.targets) if request.targets and not on_gpu else ()
     reports = resources_of(spec, [entry.given for entry in named], targets) if targets else []
-    by_entry = _by_entry(named, reports)
+    each = len(reports) // len(named) if named else 0
+    by_entry = {entry.text: reports[n * each : (n + 1) * each] for n, entry in enumerate(named)}
     found.resources = [(text, kernel) for text, own in by_entry.items() for one in own for kernel in one.kernels]
     found.resources += [(text, kernel) for text, one in figured for kernel in one.resources]
     again = session.again if on_gpu else recompilations_of(reports)
     swept = len(named) > 1 and (reports or (on_gpu and figured))
-    found.rows = _rows(figured, _by_case(by_entry), found, stable(nodeid), environment)
+    found.rows = _rows(figured, by_entry, found, stable(nodeid), environment)
     if swept:
         facts = {RECOMPILES: sum(times for _, times in again)}
         shared = common(stable(nodeid), environment)
@@ -83,26 +83,38 @@ def bench(
     return beside_baseline(found, request, nodeid, environment, session.noise)
 
 
-def _modelled(
+def _session(
     spec: FusionSpec,
     named: Sequence[Entry],
     extra: Mapping[str, Any],
-    environment: Mapping[str, Any],  # noqa: ARG001 - as for a GPU
+    environment: Mapping[str, Any],
     *,
     isolated: bool,
 ) -> Found | str:
-    def work(_: object) -> Found:
-        found = Found({})
-        for entry in named:
-            try:
-                found.entries.append((entry.text, measure(spec, entry, extra)))
-            except NotMeasuredError as error:
-                found.entries.append((entry.text, str(error)))
-        if spec.golden:
-            found.golden = goldens(spec, extra, CPU, Limits().programs)
-        return found
+    """What was measured, or why nothing was."""
 
-    return _answer(run_isolated(work, time_limit_s=_SECONDS) if isolated else work(None))
+    def work(channel: Channel | None) -> Found:
+        if environment.get("lane") == "cuda":
+            note = channel.note if channel is not None else lambda _: None
+            return _on_device(spec, named, extra, environment, note)
+        return _modelled(spec, named, extra)
+
+    outcome = run_isolated(work, time_limit_s=_SECONDS) if isolated else work(None)
+    if isinstance(outcome, Crash):
+        return outcome.detail
+    return f"{outcome.type_name}: {outcome.message}" if isinstance(outcome, ChildError) else outcome
+
+
+def _modelled(spec: FusionSpec, named: Sequence[Entry], extra: Mapping[str, Any]) -> Found:
+    found = Found({})
+    for entry in named:
+        try:
+            found.entries.append((entry.text, measure(spec, entry, extra)))
+        except NotMeasuredError as error:
+            found.entries.append((entry.text, str(error)))
+    if spec.golden:
+        found.golden = goldens(spec, extra, CPU, Limits().programs)
+    return found
 
 
 def _on_device(
@@ -110,52 +122,21 @@ def _on_device(
     named: Sequence[Entry],
     extra: Mapping[str, Any],
     environment: Mapping[str, Any],
-    *,
-    isolated: bool,
-) -> Found | str:
+    note: Callable[[str], None],
+) -> Found:
     from pytest_fusion.bench.gate import PROGRAMS
     from pytest_fusion.bench.on_device import measure_all, opened
 
-    given = torch.device(str(environment["device"]))
-    device = torch.device("cuda", given.index or 0)
-
-    def work(channel: Channel | None) -> Found:
-        note = channel.note if channel is not None else lambda _: None
-        found = measure_all(spec, named, extra, device, environment, note) if named else Found(opened(device).facts)
-        if spec.golden:
-            found.golden = goldens(spec, extra, device, PROGRAMS)
-        return found
-
-    return _answer(run_isolated(work, time_limit_s=_SECONDS) if isolated else work(None))
-
-
-def _answer(outcome: Found | Crash | ChildError) -> Found | str:
-    if isinstance(outcome, Crash):
-        return outcome.detail
-    return f"{outcome.type_name}: {outcome.message}" if isinstance(outcome, ChildError) else outcome
-
-
-def _by_entry(named: Sequence[Entry], reports: Sequence[Report]) -> dict[str, list[Report]]:
-    """The reports of all targets by the text of the entry; they come entry by entry."""
-    each = len(reports) // len(named) if named else 0
-    found: dict[str, list[Report]] = {}
-    for number, entry in enumerate(named):
-        found.setdefault(entry.text, []).extend(reports[number * each : (number + 1) * each])
+    device = torch.device("cuda", torch.device(str(environment["device"])).index or 0)
+    found = measure_all(spec, named, extra, device, environment, note) if named else Found(opened(device).facts)
+    if spec.golden:
+        found.golden = goldens(spec, extra, device, PROGRAMS)
     return found
-
-
-def _by_case(by_entry: Mapping[str, Sequence[Report]]) -> dict[str, dict[str, int]]:
-    """Exact figures of all targets by the text of the entry."""
-    return {
-        text: {name: value for report in reports for name, value in report.figures.items()}
-        for text, reports in by_entry.items()
-        if reports
-    }
 
 
 def _rows(
     figured: Sequence[tuple[str, Figures]],
-    resources: Mapping[str, Mapping[str, int]],
+    reports: Mapping[str, Sequence[Report]],
     found: Measured,
     test: str,
     environment: Mapping[str, Any],
@@ -163,7 +144,8 @@ def _rows(
     shared = common(test, environment)
     rows: list[Row] = []
     for text, one in figured:
-        of_kernels = resources.get(text, {}) or figures(one.resources)
+        exact = {name: value for report in reports.get(text, ()) for name, value in report.figures.items()}
+        of_kernels = exact or figures(one.resources)
         moved = work_facts(one.reference) if one.reference is not None else {}
         sides = (
             ("fused", one.counts, one.fused_side, {"bytes.algorithmic": one.moved, **of_kernels}),

@@ -46,8 +46,12 @@ def gate(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torch
         found = _judged(spec, judged, extra, device) if _fits(spec, judged, extra, device) else None
         if device.type == "cuda":
             torch.cuda.empty_cache()
+        if found is not None and judged is entry:
+            return found
+        if found is not None and found.wrong:
+            return Gated(f"at {judged.text}: {found.wrong}")
         if found is not None:
-            return found if judged is entry else _of_smaller(found, judged)
+            return Gated(notes=(*found.notes, f"its result was judged at {judged.text}: {_NO_ROOM}"))
         try:
             judged = smaller(spec, judged)
         except SpecError:
@@ -76,12 +80,6 @@ def _fits(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torc
 def _room(device: torch.device) -> float | None:
     """Usable bytes of a GPU; ``None`` for a CPU, which has no limit here."""
     return _SHARE * torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
-
-
-def _of_smaller(found: Gated, judged: Entry) -> Gated:
-    if found.wrong:
-        return Gated(f"at {judged.text}: {found.wrong}")
-    return Gated(notes=(*found.notes, f"its result was judged at {judged.text}: {_NO_ROOM}"))
 
 
 def _judged(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torch.device) -> Gated | None:

@@ -46,13 +46,13 @@ def timed(
     return replayed(call, sets, device, plain="" if whole else reason), cold
 
 
-def compared(candidate: Timed, control: Timed, *, budget_s: float = BUDGET_S, seed: int = 0) -> Blocks:
+def compared(candidate: Timed, control: Timed, *, seed: int = 0) -> Blocks:
     """Pairs until the log ratio is known to half the smallest effect that counts, or the budget is spent."""
 
     def enough(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> bool:
         return settled(estimate(block_ratios(ours, theirs)), SMALLEST)
 
-    return paired(candidate, control, enough=enough, budget_s=budget_s, seed=seed)
+    return paired(candidate, control, enough=enough, budget_s=BUDGET_S, seed=seed)
 
 
 def against_itself(control: Replayed) -> tuple[Noise, Estimate]:

@@ -10,6 +10,7 @@ from typing import Literal
 from pytest_fusion.bench.baseline.bootstrap import FEWEST
 from pytest_fusion.bench.baseline.row import Key, Latency, Row
 from pytest_fusion.run.measure.timing.roofline import share
+from pytest_fusion.spec.wording import with_number
 
 LimitStatus = Literal["over", "within", "unknown"]
 
@@ -64,10 +65,7 @@ def notes(found: Sequence[Limited]) -> list[str]:
     for one in found:
         if one.verdict == "unknown":
             cases.setdefault(one.reason, []).append(one.key.case)
-    return [
-        f"bench_limits not judged in {same[0]}{f' and {len(same) - 1} more' if len(same) > 1 else ''}: {reason}"
-        for reason, same in cases.items()
-    ]
+    return [f"bench_limits not judged in {with_number(same)}: {reason}" for reason, same in cases.items()]
 
 
 def _time(row: Row, name: str, allowed: float, noisy: str) -> tuple[LimitStatus, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from pytest_fusion.bench import latency as timing
 from pytest_fusion.bench.baseline.latency_judge import Noise
 from pytest_fusion.bench.baseline.row import Latency
-from pytest_fusion.bench.ceilings import Ceilings, ceilings
+from pytest_fusion.bench.ceilings import ceilings
 from pytest_fusion.bench.entries import Entry
 from pytest_fusion.bench.figures import Figures, Found, NotMeasuredError, Side
 from pytest_fusion.bench.gate import gate
@@ -31,7 +31,7 @@ from pytest_fusion.run.measure.resources.loaded_kernels import loaded
 from pytest_fusion.run.measure.resources.recompilations import recompilations
 from pytest_fusion.run.measure.resources.resource_record import Resources
 from pytest_fusion.run.measure.resources.specialisation import Specialisation
-from pytest_fusion.run.measure.timing.activity import Activity
+from pytest_fusion.run.measure.timing.activity import busy
 from pytest_fusion.run.measure.timing.alone import alone
 from pytest_fusion.run.measure.traffic import algorithmic_bytes
 from pytest_fusion.run.pristine import perf_counter, synchronize
@@ -53,7 +53,7 @@ class Device:
     device: torch.device
     facts: dict[str, str]
     cache: int
-    ceilings: Ceilings | None = None
+    ceilings: Mapping[str, float] = field(default_factory=dict)
     noise: Noise | None = None
 
 
@@ -180,8 +180,7 @@ def _side(spec: FusionSpec, function: Callable[..., Any], logical: Mapping[str, 
     timeline = () if isinstance(spent, Uncounted) else tuple(spent)
     if timeline:
         measures |= {"span_s": max(one.start + one.seconds for one in timeline), "busy_s": busy(timeline)}
-    if here.ceilings is not None:
-        measures |= here.ceilings.as_measures()
+    measures |= here.ceilings
     backward: Counts | Uncounted | None
     try:
         backward, more = _backward(spec, function, logical, here.device) if spec.grad else (None, {})
@@ -191,16 +190,6 @@ def _side(spec: FusionSpec, function: Callable[..., Any], logical: Mapping[str, 
         torch.cuda.empty_cache()
         backward, more = Uncounted("there is no memory for it at these sizes"), {}
     return Side(memory, measures, timeline, backward, more)
-
-
-def busy(timeline: Sequence[Activity]) -> float:
-    """Seconds in which anything ran: activities of several streams may overlap."""
-    total, reached = 0.0, 0.0
-    for one in sorted(timeline, key=lambda activity: activity.start):
-        end = one.start + one.seconds
-        total += max(0.0, end - max(one.start, reached))
-        reached = max(reached, end)
-    return total
 
 
 def _memory(call: Callable[[], Any], device: torch.device) -> dict[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,16 +43,12 @@ class GoldenOutput:
     nonfinite: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "dtype": self.dtype,
+        return asdict(self) | {
             "shape": list(self.shape),
-            "digest": self.digest,
             "values": [_strict(value) for value in self.values],
             "allowed": [_strict(value) for value in self.allowed],
             "magnitude": _strict(self.magnitude),
             "slack": None if self.slack is None else _strict(self.slack),
-            "nonfinite": self.nonfinite,
         }
 
     @classmethod

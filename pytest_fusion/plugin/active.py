@@ -1,24 +1,69 @@
-"""The test that runs now: its request and mode, made by the plugin, and the records that it left."""
+"""The test that runs now: its request and mode, and the records that it left."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import pytest
+
+from pytest_fusion.plugin import keys
+from pytest_fusion.plugin.options import SERVES, file_named_by
+from pytest_fusion.report.record import TestRecord
+
 if TYPE_CHECKING:
+    from pytest_fusion.bench.bench_request import BenchRequest
     from pytest_fusion.engine.modes import Mode
-    from pytest_fusion.engine.request import Request
-    from pytest_fusion.report.record import TestRecord
+    from pytest_fusion.engine.request import Pinned, Request
 
 
 @dataclass(slots=True)
 class Active:
-    """One running test. Request and mode are made on first use, since that imports torch."""
+    """One running test. Request and mode are made when a spec needs them, since that imports torch."""
 
-    make_request: Callable[[], Request]
-    choose_mode: Callable[[], Mode]
+    item: pytest.Item
     records: list[TestRecord] = field(default_factory=list)
+
+    def make_request(self) -> Request:
+        from pytest_fusion.engine.request import Request
+
+        config = self.item.config
+        options = config.stash[keys.options]
+        debugging = config.getoption("usepdb", False) or config.getoption("trace", False)
+        return Request(
+            nodeid=self.item.nodeid,
+            device=config.stash[keys.device],
+            profile=options.profile,
+            isolate="off" if debugging else options.isolate,
+            root=config.rootpath,
+            start=config.invocation_params.dir,
+            pinned=_pinned(self.item),
+            shown=keys.from_start(config, self.item.nodeid),
+            sanitize=options.sanitize,
+            bench=_bench_request(self.item) if options.bench else None,
+        )
+
+    def choose_mode(self) -> Mode:
+        """The mode of this run; a process that a tool or a comparison started has a mode of its own."""
+        from pytest_fusion.engine import modes, sanitize
+
+        stash = self.item.config.stash
+        if (file := file_named_by(sanitize.VARIABLE)) is not None:
+            return sanitize.Sanitized(file)
+        if (file := file_named_by("PYTEST_FUSION_PROFILED")) is not None:
+            return modes.Profiled(file)
+        if file_named_by(SERVES) is not None:
+            from pytest_fusion.canary.offline.incumbent.serving import Serve
+
+            return Serve()
+        if (incumbent := stash.get(keys.rival, None)) is not None:
+            from pytest_fusion.canary.offline.comparison_mode import Compare
+
+            return Compare(incumbent)
+        if (replay := stash.get(keys.replay, None)) is not None:
+            return modes.Replay(replay.case, replay.made, replay.cause)
+        return modes.Judge()
 
 
 _stack: list[Active] = []
@@ -35,3 +80,35 @@ def pop() -> None:
 def current() -> Active | None:
     """The running test's, or ``None`` outside pytest."""
     return _stack[-1] if _stack else None
+
+
+def _pinned(item: pytest.Item) -> tuple[Pinned, ...]:
+    pins = item.config.stash.get(keys.pins, [])
+    if not pins or not keys.is_fused(item):
+        return ()
+    from pytest_fusion.plugin.pinned import load
+
+    spec = item.obj.fusion_spec  # type: ignore[attr-defined]
+    own = [pin for pin in pins if pin.belongs_to(item.nodeid, spec.name, item.path.parent, item.config.rootpath)]
+    return tuple(load(pin, spec, keys.shown(item.config, pin.path)) for pin in own)
+
+
+def _bench_request(item: pytest.Item) -> BenchRequest:
+    from pytest_fusion.bench.bench_request import BenchRequest
+    from pytest_fusion.run.measure.tools.again import Again
+
+    config = item.config
+    options = config.stash[keys.options]
+    if keys.family not in config.stash:
+        config.stash[keys.family] = sum(map(_entries, item.session.items))
+    start = config.invocation_params.dir
+    again = Again(keys.from_start(config, item.nodeid), start, config.stash[keys.device]) if options.counters else None
+    ci = bool(os.environ.get("CI"))
+    return BenchRequest(options.targets, options.baseline, options.update, ci, config.stash[keys.family], again)
+
+
+def _entries(item: pytest.Item) -> int:
+    """How many cases of a test are measured: under pytest-xdist each worker knows all tests."""
+    if keys.is_fused(item):
+        return len(item.obj.fusion_spec.bench)  # type: ignore[attr-defined]
+    return int("fusion_bench" in getattr(item, "fixturenames", ()))

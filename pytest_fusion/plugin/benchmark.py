@@ -70,7 +70,9 @@ class Benchmarks:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """In the process that prints; a test that was tried again replaces its rows."""
         session = self._config.pluginmanager.get_plugin("pytest-benchmark")
-        if session is None or hasattr(self._config, "workerinput") or self._is_off():
+        # Not session.disabled, which pytest-xdist sets too.
+        is_off = self._given("skip") or (self._given("disable") and not self._given("enable"))
+        if session is None or hasattr(self._config, "workerinput") or is_off:
             return
         for record in getattr(report, "fusion", ()):
             for row in timed_rows(record.get("bench", {}).get("rows", ())):
@@ -97,10 +99,6 @@ class Benchmarks:
 
     def _given(self, name: str) -> bool:
         return bool(self._config.getoption(f"benchmark_{name}", False))
-
-    def _is_off(self) -> bool:
-        # Not session.disabled, which pytest-xdist sets too.
-        return self._given("skip") or (self._given("disable") and not self._given("enable"))
 
     def _add(self, rows: list[Any], row: Timed) -> None:
         from pytest_benchmark.stats import Metadata

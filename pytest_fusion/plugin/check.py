@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,9 +35,7 @@ def check_equivalent(fused: Callable[..., Any], reference: Callable[..., Any], *
     devices, and what the reference raises when it is the one that does not take these arguments.
     """
     __tracebackhide__ = True
-    names = positional_names(reference, len(args), kwargs)
-    inputs = {**dict(zip(names, args, strict=True)), **kwargs}
-    inputs = {name: map_tensors(value, torch.Tensor.detach) for name, value in inputs.items()}
+    names, inputs = arguments_by_name(reference, args, kwargs)
     fused_call, reference_call = by_name(fused, names), by_name(reference, names)
     spec = FusionSpec(
         fused=fused_call,
@@ -51,12 +49,8 @@ def check_equivalent(fused: Callable[..., Any], reference: Callable[..., Any], *
     device = device_of(inputs)
     if device == "cpu":
         device_choice.prepare(device)
-    request = replace(request, device=device)
-
-    def outer() -> None: ...
-
-    searching.adopt(outer, outer)
-    record = Concrete(_described(inputs)).run(Job(spec, request, outer, {}))
+    job = Job(spec, replace(request, device=device), searching.stand_in(), {})
+    record = Concrete(_described(inputs)).run(job)
     # It was not the caller who switched this check off.
     vacuity = {"verdict": "unknown", "reason": _ONE_CALL, "cases": 0}
     record = replace(record, off={}, checks={**record.checks, "vacuity": vacuity})
@@ -87,8 +81,10 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def positional_names(reference: Callable[..., Any], count: int, kwargs: Mapping[str, Any]) -> list[str]:
-    """Names for ``count`` positional arguments beside ``kwargs``: the reference's own, else numbers."""
+def arguments_by_name(
+    reference: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[str], dict[str, Any]]:
+    """Names of the positional arguments (the reference's own, else numbers), and all arguments without gradients."""
     try:
         parameters = inspect.signature(reference).parameters.values()
     except (TypeError, ValueError):
@@ -96,25 +92,23 @@ def positional_names(reference: Callable[..., Any], count: int, kwargs: Mapping[
     names = [
         p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in kwargs
     ]
-    return names[:count] if len(names) >= count else [f"arg{i}" for i in range(count)]
+    names = names[: len(args)] if len(names) >= len(args) else [f"arg{i}" for i in range(len(args))]
+    inputs = {**dict(zip(names, args, strict=True)), **kwargs}
+    return names, {name: map_tensors(value, torch.Tensor.detach) for name, value in inputs.items()}
 
 
 def device_of(inputs: Mapping[str, Any]) -> str:
     """The device of all tensors, ``"cpu"`` or ``"cuda:N"``. Raises ``FusionError`` for tensors on several."""
-    found = {leaf.value.device for leaf in leaves(inputs) if isinstance(leaf.value, torch.Tensor)}
+    tensors = tensors_of(inputs)
+    found = {t.device for t in tensors}
     if len(found) > 1:
         # A 0-d tensor of the CPU may stand beside others, as everywhere in torch.
-        found = {d for d in found if d.type != "cpu"} if _only_scalars_on_cpu(inputs) else found
+        found = {t.device for t in tensors if t.dim() > 0 or t.device.type != "cpu"}
     if len(found) > 1:
         listed = ", ".join(sorted(map(str, found)))
         raise FusionError(f"check_equivalent: the tensors are on several devices ({listed}); move them to one")
     device = next(iter(found), torch.device("cpu"))
     return device.type if device.type == "cpu" else f"{device.type}:{device.index or 0}"
-
-
-def _only_scalars_on_cpu(inputs: Mapping[str, Any]) -> bool:
-    tensors = tensors_of(inputs)
-    return all(t.dim() == 0 for t in tensors if t.device.type == "cpu")
 
 
 def _described(inputs: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,12 +13,16 @@ from typing import TYPE_CHECKING, Any
 from pytest_fusion.canary.offline.incumbent.incumbent_name import parse
 from pytest_fusion.engine.profiles import PROFILES, profile
 from pytest_fusion.errors import CanaryError, FusionError
-from pytest_fusion.plugin import cli_status
-from pytest_fusion.plugin.cli_status import EXITS, STATUS
 from pytest_fusion.run import device_choice
 
 if TYPE_CHECKING:
     from pytest_fusion.report.record import TestRecord
+
+# By the verdict; 4 is an error of use too, as everywhere.
+EXITS = {"promote": 0, "rollback": 1, "hold": 3, "error": 4, "nodata": 5}
+STATUS = "exit status: " + ", ".join(f"{code} {name}" for name, code in EXITS.items()) + " or wrong use"
+# Where several canaries are judged, the one that needs somebody first.
+_WORST = ("rollback", "error", "nodata", "hold", "promote")
 
 
 def add(commands: Any) -> None:
@@ -37,13 +43,27 @@ def add(commands: Any) -> None:
     compare.add_argument("--profile", default="dev", choices=tuple(PROFILES))
     compare.add_argument("--json", type=Path, metavar="FILE")
     compare.add_argument("--html", type=Path, metavar="FILE")
-    cli_status.add(views)
+    _add_status(views)
+
+
+def _add_status(views: Any) -> None:
+    status = views.add_parser(
+        "status",
+        help="where the rollouts stand whose logs are in a folder",
+        epilog=f"{STATUS}; without --judge 0. Of several canaries, the first of: {', '.join(_WORST)}",
+    )
+    status.add_argument("folder", type=Path, help="that of Policy(directory=...), with the logs of all machines")
+    status.add_argument("--judge", action="store_true", help="judge what was seen; see the exit status")
+    status.add_argument("--json", action="store_true", help="as JSON, with all evidence")
+    status.add_argument("--name", help="of this canary alone")
+    status.add_argument("--rollout", help="this one (default: the one heard of last)")
+    status.add_argument("--without", default="", metavar="METRICS", help="left out, as error_ratio,latency_ratio")
 
 
 def run(given: argparse.Namespace) -> int:
     """Run one of these commands; the exit status, 130 after Ctrl-C. Raises ``FusionError``."""
     try:
-        return cli_status.run(given) if given.view == "status" else _compare(given)
+        return _status(given) if given.view == "status" else _compare(given)
     except KeyboardInterrupt:
         sys.stderr.write("pytest-fusion: interrupted\n")
         return 130
@@ -82,12 +102,8 @@ def _record(given: argparse.Namespace, without: Sequence[str]) -> TestRecord:
         if given.candidate is not None:
             spec = spec.with_(fused=_candidate(given.candidate, here), name=spec.name)
         rival.find()
-
-        def outer() -> None: ...
-
-        searching.adopt(outer, outer)
         request = Request(nodeid=given.spec, device=device, profile=profile(given.profile), max_cases=given.cases)
-        return Compare(rival).run(Job(spec, request, outer, {}))
+        return Compare(rival).run(Job(spec, request, searching.stand_in(), {}))
     finally:
         rival.end()
 
@@ -133,3 +149,30 @@ def _message(record: TestRecord) -> str:
     return "\n".join(
         [*others, f"  replay file: {record.replay} (its spec's test runs it from a folder fusion_replays)"]
     )
+
+
+def _status(given: argparse.Namespace) -> int:
+    from pytest_fusion.canary.evidence.fleet import gather, select, verdict
+    from pytest_fusion.canary.evidence.promotion_rules import RULES, without
+    from pytest_fusion.canary.evidence.status import as_json, lines
+
+    rules = without(RULES, [name.strip() for name in given.without.split(",") if name.strip()])
+    rollouts, left = gather(given.folder)
+    found = select(rollouts, given.name, given.rollout)
+    judgements = {(one.name, one.rollout): verdict(one, rules) for one in found} if given.judge else {}
+    if given.json:
+        sys.stdout.write(json.dumps(as_json(found, judgements, left), indent=1) + "\n")
+    else:
+        for one in found:
+            text = lines(one, judgements.get((one.name, one.rollout)), rules, time.time())
+            sys.stdout.write("".join(f"{line}\n" for line in text))
+        if not found:
+            sys.stdout.write(f"no canary has written to {given.folder}\n")
+        older = len(rollouts) - len(found)
+        if older:
+            sys.stdout.write(f"{older} other rollouts have logs here: --rollout, --name\n")
+        sys.stdout.write("".join(f"left out: {text}\n" for text in left))
+    if not given.judge:
+        return 0
+    decisions = {judgement.decision for judgement in judgements.values()} or {"nodata"}
+    return EXITS[min(decisions, key=_WORST.index)]

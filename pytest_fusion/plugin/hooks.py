@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import os
-import shutil
-import time
 from collections.abc import Generator
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from pytest_fusion.errors import FusionError, FusionFailure
-from pytest_fusion.plugin import active, extensions, hookspec, keys
+from pytest_fusion.plugin import active, extensions, hookspec, keys, outputs
 from pytest_fusion.plugin.fixtures import fusion, fusion_bench, fusion_device
-from pytest_fusion.plugin.options import SERVES, Options, add_options, file_named_by, resolve
+from pytest_fusion.plugin.options import add_options, resolve
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.run import device_choice
-
-if TYPE_CHECKING:
-    from pytest_fusion.bench.bench_request import BenchRequest
-    from pytest_fusion.engine.modes import Mode
-    from pytest_fusion.engine.request import Pinned, Request
-    from pytest_fusion.run.measure.tools.again import Again
 
 __all__ = ["fusion", "fusion_bench", "fusion_device"]
 
@@ -53,8 +44,8 @@ def pytest_configure(config: pytest.Config) -> None:
     try:
         options = resolve(config)
         config.stash[keys.device] = device_choice.choose(options.device)
-        if not _is_worker(config):
-            _check_paths(config, options)
+        if not keys.is_worker(config):
+            outputs.check_paths(config, options)
         if options.replay is not None:
             from pytest_fusion.diagnosis.repro.replay_file import owner
 
@@ -101,7 +92,7 @@ class _Collector:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Pinned replays are looked up once, before -k and -m take tests away."""
-        _find_pins(config, [item for item in items if _is_fused(item)])
+        _find_pins(config, [item for item in items if keys.is_fused(item)])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -116,7 +107,7 @@ def _find_pins(config: pytest.Config, tests: list[pytest.Item]) -> None:
     config.stash[keys.pins] = []
     if not tests or config.stash[keys.options].replay is not None:
         return
-    from pytest_fusion.plugin.pinned import described, find, orphans, shown_orphans
+    from pytest_fusion.plugin.pinned import find, orphans
 
     try:
         pins = config.stash[keys.pins] = find([item.path.parent for item in tests], config.rootpath)
@@ -124,28 +115,9 @@ def _find_pins(config: pytest.Config, tests: list[pytest.Item]) -> None:
         raise pytest.UsageError(str(error)) from None
     if any("::" in argument for argument in config.args):
         return  # parts of files were asked for, so what is missing may well be there
-    lost = orphans(pins, described(tests), config.rootpath)
-    config.stash[keys.orphans] += shown_orphans(lost, config.invocation_params.dir)
-    if _is_worker(config):
+    config.stash[keys.orphans] += orphans(pins, tests, config)
+    if keys.is_worker(config):
         config.workeroutput["fusion_orphans"] = config.stash[keys.orphans]  # type: ignore[attr-defined]
-
-
-def _check_paths(config: pytest.Config, options: Options) -> None:
-    if options.report is None and options.json is None:
-        return
-    from pytest_fusion.report.report_paths import check_writable
-
-    for option, path in (("--fusion-report", options.report), ("--fusion-json", options.json)):
-        if path is not None:
-            check_writable(_shown(config, path), option)
-
-
-def _is_worker(config: pytest.Config) -> bool:
-    return hasattr(config, "workerinput")
-
-
-def _is_fused(item: pytest.Item) -> bool:
-    return hasattr(getattr(item, "obj", None), "fusion_spec")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -191,20 +163,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if keys.rival in config.stash:
         from pytest_fusion.plugin.incumbent_option import meet
 
-        meet(config.stash[keys.rival], [item.nodeid for item in items if _is_fused(item)])
+        meet(config.stash[keys.rival], [item.nodeid for item in items if keys.is_fused(item)])
     path = config.stash[keys.options].replay
     if path is None:
         return
     from pytest_fusion.diagnosis.repro.replay_file import read
-    from pytest_fusion.plugin.pinned import names_only_spec, same_test
+    from pytest_fusion.plugin.pinned import tests_of
 
     try:
         replay = config.stash[keys.replay] = read(path)
     except FusionError as error:
         raise pytest.UsageError(str(error)) from None
-    chosen = [item for item in items if same_test(item.nodeid, replay.nodeid)]
-    if names_only_spec(replay.nodeid):
-        chosen = [item for item in items if _is_fused(item) and item.obj.fusion_spec.name == replay.spec]  # type: ignore[attr-defined]
+    chosen = tests_of(replay, items)
     if not chosen:
         raise pytest.UsageError(
             f"the replay file {path} belongs to {replay.nodeid}, which was not collected; "
@@ -216,7 +186,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if _is_fused(item):
+    if keys.is_fused(item):
         from pytest_fusion.case.choosing.search import tolerate_fixtures
 
         obj: Any = item.obj  # type: ignore[attr-defined]
@@ -226,7 +196,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     __tracebackhide__ = True
-    running = active.Active(lambda: _request(item), lambda: _mode(item.config))
+    running = active.Active(item)
     active.push(running)
     try:
         return (yield)
@@ -243,84 +213,6 @@ def _note_properties(item: pytest.Item, records: list[TestRecord]) -> None:
 
     others = [pair for pair in item.user_properties if not pair[0].startswith(("fusion_", "fusion.bench."))]
     item.user_properties[:] = [*others, *(pair for record in records for pair in properties(record))]
-
-
-def _request(item: pytest.Item) -> Request:
-    from pytest_fusion.engine.request import Request
-
-    config = item.config
-    options = config.stash[keys.options]
-    debugging = config.getoption("usepdb", False) or config.getoption("trace", False)
-    return Request(
-        nodeid=item.nodeid,
-        device=config.stash[keys.device],
-        profile=options.profile,
-        isolate="off" if debugging else options.isolate,
-        root=config.rootpath,
-        start=config.invocation_params.dir,
-        pinned=_pinned(item),
-        shown=_from_start(config, item.nodeid),
-        sanitize=options.sanitize,
-        bench=_bench_request(item, options) if options.bench else None,
-    )
-
-
-def _mode(config: pytest.Config) -> Mode:
-    """The mode of this run; a process that a tool or a comparison started has a mode of its own."""
-    from pytest_fusion.engine import modes, sanitize
-
-    if (file := file_named_by(sanitize.VARIABLE)) is not None:
-        return sanitize.Sanitized(file)
-    if (file := file_named_by("PYTEST_FUSION_PROFILED")) is not None:
-        return modes.Profiled(file)
-    if file_named_by(SERVES) is not None:
-        from pytest_fusion.canary.offline.incumbent.serving import Serve
-
-        return Serve()
-    if (incumbent := config.stash.get(keys.rival, None)) is not None:
-        from pytest_fusion.canary.offline.comparison_mode import Compare
-
-        return Compare(incumbent)
-    if (replay := config.stash.get(keys.replay, None)) is not None:
-        return modes.Replay(replay.case, replay.made, replay.cause)
-    return modes.Judge()
-
-
-def _bench_request(item: pytest.Item, options: Options) -> BenchRequest:
-    from pytest_fusion.bench.bench_request import BenchRequest
-
-    ci = bool(os.environ.get("CI"))
-    if keys.family not in item.config.stash:
-        item.config.stash[keys.family] = sum(map(_entries, item.session.items))
-    family = item.config.stash[keys.family]
-    return BenchRequest(options.targets, options.baseline, options.update, ci, family, _again(item, options))
-
-
-def _again(item: pytest.Item, options: Options) -> Again | None:
-    if not options.counters:
-        return None
-    from pytest_fusion.run.measure.tools.again import Again
-
-    config = item.config
-    return Again(_from_start(config, item.nodeid), config.invocation_params.dir, config.stash[keys.device])
-
-
-def _entries(item: pytest.Item) -> int:
-    """How many cases of a test are measured: under pytest-xdist each worker knows all tests."""
-    if _is_fused(item):
-        return len(item.obj.fusion_spec.bench)  # type: ignore[attr-defined]
-    return int("fusion_bench" in getattr(item, "fixturenames", ()))
-
-
-def _pinned(item: pytest.Item) -> tuple[Pinned, ...]:
-    pins = item.config.stash.get(keys.pins, [])
-    if not pins or not _is_fused(item):
-        return ()
-    from pytest_fusion.plugin.pinned import load
-
-    spec = item.obj.fusion_spec  # type: ignore[attr-defined]
-    own = [pin for pin in pins if pin.belongs_to(item.nodeid, spec.name, item.path.parent, item.config.rootpath)]
-    return tuple(load(pin, spec, _shown(item.config, pin.path)) for pin in own)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -359,82 +251,21 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Runs after Ctrl-C too, so what was done is on disk."""
     config = session.config
-    options = config.stash[keys.options]
-    if _is_worker(config) or config.option.collectonly:
+    if keys.is_worker(config) or config.option.collectonly:
         return
     try:
-        config.stash[keys.baselines] = _write_baselines(options, config.stash[keys.records])
-        _write_reports(config, options, config.stash[keys.records])
+        outputs.write(config)
     except FusionError as error:
         session.exitstatus = session.exitstatus or pytest.ExitCode.INTERNAL_ERROR
         config.stash[keys.unwritten] = str(error)
 
 
-def _write_baselines(options: Options, records: list[TestRecord]) -> list[Path]:
-    if not options.bench or options.update == "none":
-        return []
-    from pytest_fusion.bench.written import write
-
-    return write(options.baseline, [record.bench for record in records if record.bench], options.update)
-
-
-def _write_reports(config: pytest.Config, options: Options, records: list[TestRecord]) -> None:
-    summary, added = os.environ.get("GITHUB_STEP_SUMMARY"), extensions.reports(config)
-    if options.json is None and options.report is None and not summary and not added:
-        return
-    from pytest_fusion.report.environment import describe
-
-    environment = describe(config.stash[keys.device], profile=options.profile.name)
-    if options.json is not None:
-        from pytest_fusion.report.json_file import write_json
-
-        write_json(options.json, records, environment)
-    if options.report is not None:
-        from pytest_fusion.report.html.page import write_html
-
-        write_html(options.report, records, environment, finished=time.strftime("%Y-%m-%d %H:%M:%S"))
-    if summary and records:
-        from pytest_fusion.report.ci.github import append_summary
-
-        append_summary(Path(summary), records, environment)
-    extensions.write(added, records, environment)
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    from pytest_fusion.report.bench_table import bench_lines
-    from pytest_fusion.report.canary_table import canary_lines
-    from pytest_fusion.report.terminal import TITLE, summary
+    from pytest_fusion.report.terminal import TITLE
 
-    options = config.stash[keys.options]
-    paths = {"html": options.report, "json": options.json}
-    failed = config.stash.get(keys.unwritten, None)
-    written = {} if failed or config.option.collectonly else {k: _shown(config, p) for k, p in paths.items() if p}
-    # As seen from where pytest was started, so that the printed commands run there.
-    records = [replace(r, nodeid=_from_start(config, r.nodeid)) for r in config.stash[keys.records]]
-    lines = summary(records, verbosity=config.get_verbosity(), written=written)
-    lines = [*((line, {"yellow": True}) for line in config.stash[keys.orphans]), *lines]
-    width = shutil.get_terminal_size().columns
-    compared = [(text, dict(markup)) for text, markup in canary_lines(records)]
-    lines = [*((text, {}) for text in bench_lines(records, width)), *compared, *lines]
-    lines += [(f"baseline written: {_shown(config, path)}", {}) for path in config.stash.get(keys.baselines, [])]
-    if options.update != "none" and not options.bench:
-        lines.append(
-            (f"--fusion-update {options.update} wrote nothing: only --fusion-bench measures", {"yellow": True})
-        )
-    if failed is not None:
-        lines.append((failed, {"red": True, "bold": True}))
+    lines = outputs.summary_lines(config)
     if not lines:
         return
     terminalreporter.section(TITLE)
     for text, markup in lines:
         terminalreporter.write_line(text, **markup)
-
-
-def _from_start(config: pytest.Config, nodeid: str) -> str:
-    """A node id as a command line takes it in the folder that pytest was started in."""
-    path, colons, name = nodeid.partition("::")
-    return f"{_shown(config, config.rootpath / path)}{colons}{name}"
-
-
-def _shown(config: pytest.Config, path: Path) -> str:
-    return os.path.relpath(path, config.invocation_params.dir)

@@ -1,7 +1,8 @@
-"""Where the plugin keeps its state on pytest's objects."""
+"""The plugin's state on pytest's objects, and what it reads from them."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,3 +33,22 @@ baselines: pytest.StashKey[list[Path]] = pytest.StashKey()
 unwritten = pytest.StashKey[str]()
 # The incumbent of --fusion-canary.
 rival: pytest.StashKey[Incumbent] = pytest.StashKey()
+
+
+def is_worker(config: pytest.Config) -> bool:
+    return hasattr(config, "workerinput")
+
+
+def is_fused(item: pytest.Item) -> bool:
+    return hasattr(getattr(item, "obj", None), "fusion_spec")
+
+
+def shown(config: pytest.Config, path: Path) -> str:
+    """A path as seen from the folder that pytest was started in."""
+    return os.path.relpath(path, config.invocation_params.dir)
+
+
+def from_start(config: pytest.Config, nodeid: str) -> str:
+    """A node id as a command line takes it in the folder that pytest was started in."""
+    path, colons, name = nodeid.partition("::")
+    return f"{shown(config, config.rootpath / path)}{colons}{name}"

@@ -16,12 +16,11 @@ from pytest_fusion.bench.latency import digest
 from pytest_fusion.bench.measured import Measured
 from pytest_fusion.bench.on_device import opened
 from pytest_fusion.bench.profiled import one_call
-from pytest_fusion.case.containers import map_tensors
 from pytest_fusion.engine.benched import with_bench
 from pytest_fusion.engine.outcome import failure_of
 from pytest_fusion.errors import FusionError
 from pytest_fusion.plugin import active
-from pytest_fusion.plugin.check import by_name, check_equivalent, device_of, name_of, positional_names
+from pytest_fusion.plugin.check import arguments_by_name, by_name, check_equivalent, device_of, name_of
 from pytest_fusion.report import environment
 from pytest_fusion.report.record import TestRecord
 
@@ -57,56 +56,16 @@ class FusionBench:
         """Raises ``FusionFailure`` where this run measures and the result is wrong or costs more than its baseline;
         ``FusionError`` for a ``case`` that the test names twice; what the functions raise."""
         __tracebackhide__ = True
-        if self._profiled is not None:
-            self._profile(self._profiled, fused, reference, args, kwargs, case)
-        elif self._measured:
-            self._measure(fused, reference, args, kwargs, case)
+        if self._measured or self._profiled is not None:
+            names, inputs = arguments_by_name(reference, args, kwargs)
+            text, device = self._named(case, inputs), torch.device(device_of(inputs))
+            ours, theirs = by_name(fused, names), by_name(reference, names)
+            if self._profiled is not None:
+                one_call(self._profiled, text, partial(ours, **inputs), device)
+            else:
+                pair = Pair(ours, theirs, inputs, device, digest(reference))
+                _measure(pair, text, name_of(fused), partial(check_equivalent, fused, reference, *args, **kwargs))
         return fused(*args, **kwargs)
-
-    def _measure(
-        self,
-        fused: Callable[..., Any],
-        reference: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        case: str | None,
-    ) -> None:
-        __tracebackhide__ = True
-        running = active.current()
-        wanted = running.make_request().bench if running is not None else None
-        if running is None or wanted is None:
-            raise FusionError("fusion_bench measures in the body of a test; call it there, and not in a fixture")
-        names, inputs = _by_name(reference, args, kwargs)
-        text = self._named(case, inputs)
-        record = check_equivalent(fused, reference, *args, **kwargs)
-        device = device_of(inputs)
-        pair = Pair(by_name(fused, names), by_name(reference, names), inputs, torch.device(device), digest(reference))
-        if record.verdict != "pass":
-            why = record.message or ", ".join(record.rejected) or "nothing could be judged"
-            found = Measured(notes=[f"{text}: not measured: it is not known to be right ({why})"])
-            record = replace(record, bench=found.as_json())
-        elif remembers(pair):
-            record = _failed(record, "honesty", f"{name_of(fused)}: honesty failed\n  {_REMEMBERED}")
-        else:
-            known = _environment(device)
-            found = measure(pair, wanted, nodeid=record.nodeid, case=text, environment=known, machine=None)
-            record = with_bench(record, found, wanted, name_of(fused))
-        running.records[-1] = record
-        if record.verdict == "fail":
-            raise failure_of(record)
-
-    def _profile(
-        self,
-        file: Path,
-        fused: Callable[..., Any],
-        reference: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        case: str | None,
-    ) -> None:
-        names, inputs = _by_name(reference, args, kwargs)
-        text, device = self._named(case, inputs), torch.device(device_of(inputs))
-        one_call(file, text, partial(by_name(fused, names), **inputs), device)
 
     def _named(self, case: str | None, inputs: Mapping[str, Any]) -> str:
         """The case's name, which no other case of the test has."""
@@ -121,21 +80,31 @@ class FusionBench:
         return f"{text} #{self._names[text]}"
 
 
-def _by_name(
-    reference: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[list[str], dict[str, Any]]:
-    """The names of the positional arguments, and all arguments by name, without gradients."""
-    names = positional_names(reference, len(args), kwargs)
-    inputs = {**dict(zip(names, args, strict=True)), **kwargs}
-    return names, {name: map_tensors(value, torch.Tensor.detach) for name, value in inputs.items()}
+def _measure(pair: Pair, text: str, name: str, judge: Callable[[], TestRecord]) -> None:
+    """Judge the calls, measure them where they are right, and put both into the record of the running test."""
+    __tracebackhide__ = True
+    running = active.current()
+    wanted = running.make_request().bench if running is not None else None
+    if running is None or wanted is None:
+        raise FusionError("fusion_bench measures in the body of a test; call it there, and not in a fixture")
+    record = judge()
+    if record.verdict != "pass":
+        why = record.message or ", ".join(record.rejected) or "nothing could be judged"
+        found = Measured(notes=[f"{text}: not measured: it is not known to be right ({why})"])
+        record = replace(record, bench=found.as_json())
+    elif remembers(pair):
+        message = f"{name}: honesty failed\n  {_REMEMBERED}"
+        record = replace(record, verdict="fail", failed_check="honesty", cause=None, message=message)
+    else:
+        known = _environment(pair.device)
+        found = measure(pair, wanted, nodeid=record.nodeid, case=text, environment=known)
+        record = with_bench(record, found, wanted, name)
+    running.records[-1] = record
+    if record.verdict == "fail":
+        raise failure_of(record)
 
 
-def _failed(record: TestRecord, check: str, message: str) -> TestRecord:
-    return replace(record, verdict="fail", failed_check=check, cause=None, message=message)
-
-
-def _environment(device: str) -> dict[str, Any]:
+def _environment(device: torch.device) -> dict[str, Any]:
     """The environment of reports; of a GPU also its class and its identity."""
-    if not device.startswith("cuda"):
-        return environment.describe(device)
-    return environment.describe(device, **opened(torch.device(device)).facts)
+    more = opened(device).facts if device.type == "cuda" else {}
+    return environment.describe(str(device), **more)

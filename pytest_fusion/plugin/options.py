@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -40,110 +39,81 @@ class Options:
 
 # The variable that an incumbent's process finds, and the process that it answers does not (canary/offline/process.py).
 SERVES = "PYTEST_FUSION_SERVES"
-UPDATES = ("none", "new", "regressed", "all")
 
-# name, help, default, choices
-_OPTIONS: tuple[tuple[str, str, str, tuple[str, ...] | None], ...] = (
-    ("device", "Where kernels run: auto, cpu or cuda[:N]", "auto", None),
-    ("profile", "How much to spend on each test", "dev", tuple(PROFILES)),
-    (
-        "bench-profile",
-        "The profile of a run with --fusion-bench that is given none by --fusion-profile",
-        "",
-        ("", *PROFILES),
-    ),
-    (
-        "isolate",
-        "Run each test in a child process, so that a crash fails that test alone",
-        "auto",
-        ("auto", "on", "off"),
-    ),
-    (
-        "executor",
-        "Run interpreted kernels with all programs of a launch at once, or one after the other",
-        "batched",
-        ("batched", "serial"),
-    ),
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "profile": tuple(PROFILES),
+    "bench-profile": ("", *PROFILES),
+    "isolate": ("auto", "on", "off"),
+    "executor": ("batched", "serial"),
+    "undefined": ("poison", "zero"),
+    "update": ("none", "new", "regressed", "all"),
+}
+# name, help, default
+_OPTIONS = (
+    ("device", "Where kernels run: auto, cpu or cuda[:N]", "auto"),
+    ("profile", "How much to spend on each test", "dev"),
+    ("bench-profile", "The profile of a run with --fusion-bench that is given none by --fusion-profile", ""),
+    ("isolate", "Run each test in a child process, so that a crash fails that test alone", "auto"),
+    ("executor", "Run interpreted kernels with all programs of a launch at once, or one after the other", "batched"),
     (
         "undefined",
         "What the masked lanes of a load without other= hold on the CPU lane; Triton leaves them undefined",
         "poison",
-        ("poison", "zero"),
     ),
-    ("update", "Which baselines --fusion-bench writes", "none", UPDATES),
-    ("baseline", "The folder of the baselines of --fusion-bench", ".fusion/baselines", None),
+    ("update", "Which baselines --fusion-bench writes", "none"),
+    ("baseline", "The folder of the baselines of --fusion-bench", ".fusion/baselines"),
     (
         "targets",
         "Compute capabilities that --fusion-bench compiles kernels for, such as sm_80,sm_90; none compiles nothing",
         "sm_90",
-        None,
     ),
-    (
-        "canary",
-        "Compare with this incumbent instead: git:REVISION, python:/path/to/python or module:function",
-        "",
-        None,
-    ),
+    ("canary", "Compare with this incumbent instead: git:REVISION, python:/path/to/python or module:function", ""),
     (
         "canary-without",
         "What --fusion-canary leaves out, such as latency,memory; only what was compared is promoted",
         "",
-        None,
     ),
-    ("report", "Write an HTML report to this file", "", None),
-    ("json", "Write the results as JSON to this file", "", None),
+    ("report", "Write an HTML report to this file", ""),
+    ("json", "Write the results as JSON to this file", ""),
+)
+# name, help, help of the ini twin
+_SWITCHES = (
+    (
+        "sanitize",
+        "On a GPU, run the smallest cases of each test under compute-sanitizer too",
+        "Run small cases under compute-sanitizer",
+    ),
+    (
+        "bench",
+        "Measure the sizes in bench= of each test that passes, and compare with the baselines",
+        "Measure the sizes in bench=",
+    ),
+    (
+        "counters",
+        "With --fusion-bench on a GPU, call each case once more under NVIDIA's ncu, for DRAM bytes and more",
+        "Run measured calls under ncu too",
+    ),
 )
 
 
 def add_options(parser: pytest.Parser) -> None:
     """Declare every option in the group `fusion`, each with an ini twin of the same stem."""
     group = parser.getgroup("fusion", "fused kernels against their references")
-    for name, text, default, allowed in _OPTIONS:
-        extra: dict[str, Any] = {"choices": allowed} if allowed else {}
+    for name, text, default in _OPTIONS:
         group.addoption(
             f"--fusion-{name}",
             dest=f"fusion_{name.replace('-', '_')}",
             default=None,
+            choices=_CHOICES.get(name),
             help=f"{text} (default: {default or 'none'})",
-            **extra,
         )
         parser.addini(f"fusion_{name.replace('-', '_')}", f"{text}; as --fusion-{name}", default=default)
-    group.addoption(
-        "--fusion-replay",
-        dest="fusion_replay",
-        default=None,
-        metavar="FILE",
-        help="Run only the case stored in this file",
-    )
-    group.addoption(
-        "--fusion-sanitize",
-        dest="fusion_sanitize",
-        action="store_true",
-        default=None,
-        help="On a GPU, run the smallest cases of each test under compute-sanitizer too",
-    )
-    parser.addini(
-        "fusion_sanitize", "Run small cases under compute-sanitizer; as --fusion-sanitize", type="bool", default=False
-    )
-    group.addoption(
-        "--fusion-bench",
-        dest="fusion_bench",
-        action="store_true",
-        default=None,
-        help="Measure the sizes in bench= of each test that passes, and compare with the baselines",
-    )
-    parser.addini("fusion_bench", "Measure the sizes in bench=; as --fusion-bench", type="bool", default=False)
-    group.addoption(
-        "--fusion-counters",
-        dest="fusion_counters",
-        action="store_true",
-        default=None,
-        help="With --fusion-bench on a GPU, call each case once more under NVIDIA's ncu, for DRAM bytes and more",
-    )
-    parser.addini(
-        "fusion_counters", "Run measured calls under ncu too; as --fusion-counters", type="bool", default=False
-    )
-    parser.addini("fusion_replay", "Run only the case stored in this file; as --fusion-replay", default="")
+    for name, text, described in _SWITCHES:
+        group.addoption(f"--fusion-{name}", dest=f"fusion_{name}", action="store_true", default=None, help=text)
+        parser.addini(f"fusion_{name}", f"{described}; as --fusion-{name}", type="bool", default=False)
+    replay = "Run only the case stored in this file"
+    group.addoption("--fusion-replay", dest="fusion_replay", default=None, metavar="FILE", help=replay)
+    parser.addini("fusion_replay", f"{replay}; as --fusion-replay", default="")
 
 
 def _value(config: pytest.Config, name: str) -> str:
@@ -169,16 +139,16 @@ def resolve(config: pytest.Config) -> Options:
     found = Options(
         device=device_choice.checked(_value(config, "device") or "auto"),
         profile=_profile(config, bench),
-        isolate=_one_of("isolate", _value(config, "isolate") or "auto", ("auto", "on", "off")),
-        executor=_one_of("executor", _value(config, "executor") or "batched", ("batched", "serial")),
-        undefined=_one_of("undefined", _value(config, "undefined") or "poison", ("poison", "zero")),
+        isolate=_chosen(config, "isolate", "auto"),
+        executor=_chosen(config, "executor", "batched"),
+        undefined=_chosen(config, "undefined", "poison"),
         report=_path(config, "report"),
         json=_path(config, "json"),
         replay=_path(config, "replay"),
         sanitize=bool(config.getoption("fusion_sanitize", None) or config.getini("fusion_sanitize")),
         bench=bench,
         counters=bench and bool(counters or config.getini("fusion_counters")),
-        update=_one_of("update", _value(config, "update") or "none", UPDATES),
+        update=_chosen(config, "update", "none"),
         baseline=_path(config, "baseline") or config.rootpath / ".fusion" / "baselines",
         targets=_targets(_value(config, "targets")),
         canary=canary,
@@ -229,7 +199,8 @@ def _targets(text: str) -> str:
     return text
 
 
-def _one_of(name: str, text: str, known: tuple[str, ...]) -> str:
-    if text not in known:
-        raise FusionError(f"fusion_{name}={text!r}{did_you_mean(text, known)}")
+def _chosen(config: pytest.Config, name: str, default: str) -> str:
+    text = _value(config, name) or default
+    if text not in _CHOICES[name]:
+        raise FusionError(f"fusion_{name}={text!r}{did_you_mean(text, _CHOICES[name])}")
     return text

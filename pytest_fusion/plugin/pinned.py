@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from pytest_fusion.case.misfit import misfit
 from pytest_fusion.diagnosis.repro import replay_file as replays
@@ -78,15 +80,25 @@ def _below(top: Path) -> Iterator[Path]:
             yield Path(folder)
 
 
-def orphans(pins: Sequence[Pin], tests: Iterable[tuple[str, str, Path]], root: Path) -> list[Pin]:
-    """Pins that belong to none of ``tests`` (node id, spec, folder), though the file of their test is among these."""
-    known = list(tests)
-    files = {nodeid.partition("::")[0] for nodeid, _, _ in known}
+def orphans(pins: Iterable[Pin], items: Iterable[Any], config: pytest.Config) -> list[str]:
+    """A sentence for each pin that none of the fused tests ``items`` runs, though its test's file is among theirs."""
+    root = config.rootpath
+    known = [(item.nodeid, item.obj.fusion_spec.name, item.path.parent, root) for item in items]
+    files = {nodeid.partition("::")[0] for nodeid, *_ in known}
     return [
-        pin
+        f"pinned replay {os.path.relpath(pin.path, config.invocation_params.dir)} was not run: no test {pin.nodeid} is "
+        'left in its file; rename "nodeid" in it, or delete it'
         for pin in pins
-        if pin.nodeid.partition("::")[0] in files and not any(pin.belongs_to(*test, root) for test in known)
+        if pin.nodeid.partition("::")[0] in files and not any(pin.belongs_to(*test) for test in known)
     ]
+
+
+def tests_of(replay: replays.Replay, items: Iterable[Any]) -> list[pytest.Item]:
+    """The collected items that a replay file names, by their node id or by their spec."""
+    if names_only_spec(replay.nodeid):
+        specs = [(item, getattr(getattr(item, "obj", None), "fusion_spec", None)) for item in items]
+        return [item for item, spec in specs if spec is not None and spec.name == replay.spec]
+    return [item for item in items if same_test(item.nodeid, replay.nodeid)]
 
 
 def load(pin: Pin, spec: FusionSpec, shown: str) -> Pinned:
@@ -108,17 +120,3 @@ _REFRESH = (
     'To keep guarding against its bug, edit "case" in {path} to fit the spec of today, or pin a new failing case '
     "(pytest-fusion pin FILE); to give it up, delete the file"
 )
-
-
-def shown_orphans(pins: Iterable[Pin], start: Path) -> list[str]:
-    """A sentence for each pin that no test of today runs."""
-    return [
-        f"pinned replay {os.path.relpath(pin.path, start)} was not run: no test {pin.nodeid} is left in its file; "
-        'rename "nodeid" in it, or delete it'
-        for pin in pins
-    ]
-
-
-def described(tests: Iterable[Any]) -> list[tuple[str, str, Path]]:
-    """Node id, spec and folder of collected items that are fused tests."""
-    return [(item.nodeid, item.obj.fusion_spec.name, item.path.parent) for item in tests]

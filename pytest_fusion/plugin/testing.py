@@ -36,10 +36,6 @@ def examine(
     """
     if device == "cpu":
         interpreter.enable()
-
-    def outer() -> None: ...
-
-    searching.adopt(outer, outer)
     request = Request(
         nodeid=spec.name,
         device=device,
@@ -49,4 +45,4 @@ def examine(
         seed=seed,
         max_cases=max_cases,
     )
-    return Judge().run(Job(spec, request, outer, {}))
+    return Judge().run(Job(spec, request, searching.stand_in(), {}))

@@ -7,10 +7,10 @@ from typing import Any
 
 from pytest_fusion.report.bench_figures import Figures, figures
 from pytest_fusion.report.case_table import Table
-from pytest_fusion.report.columns import NONE, UNKNOWN, Listing, lines
-from pytest_fusion.report.counter_table import counter_listing
+from pytest_fusion.report.columns import NONE, UNKNOWN, Listing, clipped, lines
 from pytest_fusion.report.numbers import quantity, three, time, whole
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.spec.wording import with_number
 
 WIDTH = 80
 _TIMES = (
@@ -24,6 +24,12 @@ _MEMORY = ("case", "peak", "reference's", "retained", "reference's")
 _MEMORY_DROP = (4, 3)
 _KERNELS = ("kernel", "target", "registers", "local", "shared", "warps", "tensor core", "compiled in")
 _KERNELS_DROP = (7, 6, 5)
+# No latency: ncu runs a kernel alone and from emptied caches.
+_COUNTERS_TITLE = "counters of each kernel under ncu, from empty caches"
+_COUNTERS = ("kernel", "launches", "DRAM read", "written", "DRAM/bytes", "occupancy", "tensor pipe", "ncu's time")
+_COUNTERS_DROP = (7, 1, 6, 5)
+# Names of C++ with all that a template was given would leave no room for numbers.
+_LONGEST = 34
 # A kernel that was written anew changes the counts of some thirty instructions; the JSON file has them all.
 _MOST_CHANGES = 4
 
@@ -47,14 +53,11 @@ def bench_notes(records: Iterable[TestRecord]) -> list[str]:
     Each appears once; with the name of the test if only one has it.
     """
     records = list(records)
-    unusual: dict[str, list[Figures]] = {}
+    unusual: dict[str, list[str]] = {}
     for one in figures(records):
         if one.unusual:
-            unusual.setdefault(one.unusual, []).append(one)
-    lines = [
-        f"latency of {same[0].test} {same[0].label}{f' and {len(same) - 1} more' if len(same) > 1 else ''}: {how}"
-        for how, same in unusual.items()
-    ]
+            unusual.setdefault(one.unusual, []).append(f"{one.test} {one.label}")
+    lines = [f"latency of {with_number(same)}: {how}" for how, same in unusual.items()]
     tests: dict[str, list[str]] = {}
     for record in records:
         for note in dict.fromkeys(record.bench.get("notes", ())):
@@ -75,9 +78,7 @@ def changed_lines(records: Iterable[TestRecord]) -> list[str]:
             if change:
                 role = "" if one["role"] == "fused" else f", {one['role']}"
                 rows.setdefault(change, []).append(f"{record.nodeid.rpartition('::')[2]} {one['case']}{role}")
-    return [
-        f"{same[0]}{f' and {len(same) - 1} more' if len(same) > 1 else ''}: {change}" for change, same in rows.items()
-    ]
+    return [f"{with_number(same)}: {change}" for change, same in rows.items()]
 
 
 def _changes(compared: Mapping[str, Any]) -> str:
@@ -145,10 +146,9 @@ def resource_listing(records: Sequence[TestRecord]) -> Listing:
             key = row[:-1] if len(row) == len(_KERNELS) else row
             alike.setdefault(key, (row, {}))[1][case] = None
         for row, cases in alike.values():
-            first, *more = cases
             test = record.nodeid.rpartition("::")[2]
             rows.append(row)
-            groups.append(f"{test} {first}{f' and {len(more)} more' if more else ''}".rstrip())
+            groups.append(f"{test} {with_number(list(cases))}".rstrip())
     return Listing("resources of each kernel", _KERNELS, tuple(rows), tuple(groups), _KERNELS_DROP)
 
 
@@ -223,3 +223,60 @@ def _kernels(record: TestRecord) -> list[tuple[str, tuple[str, ...]]]:
 
 def _tensor_core(instructions: Mapping[str, Any]) -> int:
     return sum(count for name, count in instructions.items() if name.startswith("tensor_core"))
+
+
+def counter_listing(found: Sequence[Figures]) -> Listing:
+    """The kernels of each call by name, each call's sum above them where there are several."""
+    rows: list[tuple[str, ...]] = []
+    groups: list[str] = []
+    for one in found:
+        own = list(_counter_rows(one))
+        rows += own
+        groups += [f"{one.test} {one.label}"] * len(own)
+    return Listing(_COUNTERS_TITLE, _COUNTERS, tuple(rows), tuple(groups), _COUNTERS_DROP).known()
+
+
+def _counter_rows(one: Figures) -> list[tuple[str, ...]]:
+    kernels: dict[str, list[Mapping[str, Any]]] = {}
+    for launch in one.counters.get("launches", ()):
+        kernels.setdefault(launch["kernel"], []).append(launch)
+    everything = [launch for launches in kernels.values() for launch in launches]
+    # Beside what copy engines move, the kernels' bytes are the least that the call moves.
+    least = ">" if one.counters.get("unseen") else ""
+    whole_call = [_counter_row("all kernels", everything, one.moved, least)] if len(kernels) > 1 else []
+    least = "" if whole_call else least
+    return [*whole_call, *(_counter_row(name, launches, one.moved, least) for name, launches in kernels.items())]
+
+
+def _counter_row(name: str, launches: Sequence[Mapping[str, Any]], needed: int | None, least: str) -> tuple[str, ...]:
+    read, written = _sum(launches, "dram_read_bytes"), _sum(launches, "dram_written_bytes")
+    ratio = (read + written) / needed if needed and read is not None and written is not None else None
+    return (
+        clipped(name, _LONGEST),
+        str(len(launches)),
+        quantity(read),
+        quantity(written),
+        UNKNOWN if ratio is None else f"{least}{f'{ratio:.2f}' if ratio < 1 else three(ratio)}x",
+        whole(_mean(launches, "occupancy")),
+        whole(_mean(launches, "tensor_share")),
+        time(_sum(launches, "duration_s")),
+    )
+
+
+def _known(launches: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    """A counter of each launch; nothing where one of them has none."""
+    found = [float(value) for launch in launches if isinstance(value := launch.get(name), int | float)]
+    return found if len(found) == len(launches) else []
+
+
+def _sum(launches: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    found = _known(launches, name)
+    return sum(found) if found else None
+
+
+def _mean(launches: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Over the time of all launches, where that is known; else over the launches."""
+    found = _known(launches, name)
+    seconds = _known(launches, "duration_s")
+    weights = seconds if sum(seconds) > 0 else [1.0] * len(found)
+    return sum(v * w for v, w in zip(found, weights, strict=True)) / sum(weights) if found else None

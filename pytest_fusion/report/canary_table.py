@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pytest_fusion.report.phrases import one_line
@@ -26,37 +25,18 @@ _QUIET = ("passes", "not-asked")
 Line = tuple[str, Mapping[str, bool]]
 
 
-@dataclass(frozen=True, slots=True)
-class CanaryRow:
-    """The row of one test on the HTML page."""
-
-    verdict: str
-    name: str
-    incumbent: str
-    reasons: tuple[str, ...]
-    metrics: tuple[tuple[str, str, str, str], ...]
-    cases: str
-    pairs: tuple[tuple[str, str, str, str, str], ...]
-    more: int
-    latency: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...]
-
-
 def canary_lines(records: Sequence[TestRecord]) -> list[Line]:
     """A line for each test, its reasons below, and the total; none where no test was compared."""
     found = _compared(records)
     if not found:
         return []
     width = max(len(record.nodeid) for record in found)
-    lines: list[Line] = [(f"canary against {_incumbents(found)}", {"bold": True})]
+    incumbents = dict.fromkeys(_incumbent(record.canary["incumbent"]) for record in found)
+    lines: list[Line] = [(f"canary against {', '.join(incumbents)}", {"bold": True})]
     for record in found:
         comparison = record.canary
-        lines.append(
-            (
-                f"{comparison['verdict']:<9} {record.nodeid:<{width}}  {_figures(comparison)}",
-                _COLOURS[comparison["verdict"]],
-            )
-        )
+        verdict = comparison["verdict"]
+        lines.append((f"{verdict:<9} {record.nodeid:<{width}}  {_figures(comparison)}", _COLOURS[verdict]))
         lines += [(f"          {one_line(reason)}", {}) for reason in comparison["reasons"]]
         lines += [(f"          note: {one_line(note)}", {}) for note in comparison["notes"]]
     lines += [(advice, {"yellow": True}) for advice in _advice(found)]
@@ -72,17 +52,13 @@ def decision(records: Iterable[TestRecord]) -> str:
     return next((name for name in _ORDER if name in verdicts), "nodata")
 
 
-def canary_rows(records: Sequence[TestRecord]) -> list[CanaryRow]:
+def canary_rows(records: Sequence[TestRecord]) -> list[dict[str, Any]]:
     """The rows of the page, gravest first."""
     return [_row(record) for record in _compared(records)]
 
 
 def _compared(records: Sequence[TestRecord]) -> list[TestRecord]:
     return sorted((r for r in records if r.canary), key=lambda r: _ORDER.index(r.canary["verdict"]))
-
-
-def _incumbents(records: Sequence[TestRecord]) -> str:
-    return ", ".join(dict.fromkeys(_incumbent(record.canary["incumbent"]) for record in records))
 
 
 def _incumbent(about: Mapping[str, Any]) -> str:
@@ -98,40 +74,36 @@ def _figures(comparison: Mapping[str, Any]) -> str:
 
 def _advice(records: Sequence[TestRecord]) -> list[str]:
     """How to get a decision without metrics that were not measured; undecided metrics need more cases instead."""
-    missing: dict[str, None] = {}
-    for record in records:
-        comparison = record.canary
-        if comparison["verdict"] == "hold":
-            missing.update(
-                {
-                    m["metric"]: None
-                    for m in comparison["metrics"]
-                    if m["status"] == "nodata" and m["value"] is None and m["role"] != "muted"
-                }
-            )
+    missing = dict.fromkeys(
+        metric["metric"]
+        for record in records
+        if record.canary["verdict"] == "hold"
+        for metric in record.canary["metrics"]
+        if metric["status"] == "nodata" and metric["value"] is None and metric["role"] != "muted"
+    )
     if not missing:
         return []
     return [f"on hold: metrics were not measured; to decide without them: --fusion-canary-without {','.join(missing)}"]
 
 
-def _row(record: TestRecord) -> CanaryRow:
+def _row(record: TestRecord) -> dict[str, Any]:
     comparison = record.canary
     loud = [pair for pair in comparison["pairs"] if pair["standing"] not in _QUIET]
-    return CanaryRow(
-        verdict=comparison["verdict"],
-        name=record.nodeid,
-        incumbent=_incumbent(comparison["incumbent"]),
-        reasons=tuple(comparison["reasons"]),
-        metrics=tuple((m["metric"], m["status"], m["role"], m["words"]) for m in comparison["metrics"]),
-        cases=_figures(comparison),
-        pairs=tuple(
+    return {
+        "verdict": comparison["verdict"],
+        "name": record.nodeid,
+        "incumbent": _incumbent(comparison["incumbent"]),
+        "reasons": tuple(comparison["reasons"]),
+        "metrics": tuple((m["metric"], m["status"], m["role"], m["words"]) for m in comparison["metrics"]),
+        "cases": _figures(comparison),
+        "pairs": tuple(
             (p["standing"], p["text"], _arm(p["candidate"]), _arm(p["incumbent"]), p["reason"])
             for p in loud[:_MOST_PAIRS]
         ),
-        more=max(0, len(loud) - _MOST_PAIRS),
-        latency=tuple(map(_latency, comparison["latency"])),
-        notes=tuple(comparison["notes"]),
-    )
+        "more": max(0, len(loud) - _MOST_PAIRS),
+        "latency": tuple(map(_latency, comparison["latency"])),
+        "notes": tuple(comparison["notes"]),
+    }
 
 
 def _latency(timing: Mapping[str, Any]) -> tuple[str, ...]:

@@ -9,16 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# Under the keys that reports use: the name of the distribution that has the version.
-_PACKAGES = {
-    "pytest_fusion": "pytest-fusion",
-    "pytest": "pytest",
-    "torch": "torch",
-    "triton": "triton",
-    "numpy": "numpy",
-    "ml_dtypes": "ml_dtypes",
-    "hypothesis": "hypothesis",
-}
+# Distributions, under the keys that reports use.
+_PACKAGES = ("pytest_fusion", "pytest", "torch", "triton", "numpy", "ml_dtypes", "hypothesis")
 _DRIVER = Path("/proc/driver/nvidia")
 
 
@@ -35,7 +27,7 @@ def describe(device: str = "cpu", **more: Any) -> dict[str, Any]:
         "device_name": _cuda_name(device) if on_cuda else cpu_name(),
         "python": platform.python_version(),
         "platform": platform.platform(),
-        **{key: _version(package) for key, package in _PACKAGES.items()},
+        **{package: _version(package) for package in _PACKAGES},
     }
     if on_cuda:
         found["driver"] = driver_version()

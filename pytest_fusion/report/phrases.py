@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -20,16 +21,15 @@ GRADES = {
     "B": "no worse than the reference as written",
     "C": "worse than the reference",
 }
+# What a total calls the outcomes.
+TOTALS = {"fail": "failed", "unknown": "unknown", "pass": "passed", "xfail": "failed as expected"}
 # Long text in one table row or terminal line hides the rows around it.
 _SHORT = 200
 
 
-def counts(records: Iterable[TestRecord]) -> dict[str, int]:
+def counts(records: Iterable[TestRecord]) -> Counter[str]:
     """``{"fail", "unknown", "pass", "xfail"}`` -> number of tests; a failure that was expected counts as xfail."""
-    found = {"fail": 0, "unknown": 0, "pass": 0, "xfail": 0}
-    for record in records:
-        found[outcome(record)] += 1
-    return found
+    return Counter(map(outcome, records))
 
 
 def outcome(record: TestRecord) -> str:

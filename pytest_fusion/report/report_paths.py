@@ -20,9 +20,8 @@ def check_writable(path: str | os.PathLike[str], option: str) -> Path:
         raise FusionError(f"{option} was given an empty path; name a file, for example {option} fusion.out")
     target = Path(os.path.realpath(Path(text).expanduser()))
     if target.is_dir():
-        raise FusionError(
-            f"{option} {text}: that is a folder, and a file is needed; try {option} {target / _example(option)}"
-        )
+        example = "fusion.json" if "json" in option else "fusion.html"
+        raise FusionError(f"{option} {text}: that is a folder, and a file is needed; try {option} {target / example}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         if _is_special(target):
@@ -60,7 +59,3 @@ def replace_text(path: Path, text: str) -> None:
 
 def _is_special(path: Path) -> bool:
     return path.exists() and not path.is_file()
-
-
-def _example(option: str) -> str:
-    return "fusion.json" if "json" in option else "fusion.html"

@@ -6,19 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from pytest_fusion.diagnosis.repro.replay_file import names_elsewhere
-from pytest_fusion.report.phrases import (
-    by_urgency,
-    case_sentence,
-    counts,
-    duration,
-    evidence,
-    one_line,
-    outcome,
-    replay_command,
-    rests_on,
-    thin,
-    unknown_checks,
-)
+from pytest_fusion.report import phrases
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.wording import plural
 
@@ -42,17 +30,13 @@ def summary(
     ``verbosity`` is pytest's: below 0 failures alone, 0 what needs attention, above 0 what every verdict rests on.
     ``written`` maps a report's kind (``"html"``) to its path; the paths come last, where the eye ends.
     """
-    lines: list[Line] = []
-    ordered = by_urgency(records)
+    ordered = phrases.by_urgency(records)
     if verbosity > 0:
-        for record in ordered:
-            lines += details(record)
+        lines = [line for record in ordered for line in details(record)] + _reasons(records)
     else:
-        for record in ordered:
-            lines += attention(record, failures_only=verbosity < 0)
-    if verbosity >= 0:
-        lines += _switched_off(records) if verbosity == 0 else []
-        lines += _not_judged(records) if verbosity == 0 else _reasons(records)
+        lines = [line for record in ordered for line in attention(record, failures_only=verbosity < 0)]
+    if verbosity == 0:
+        lines += _switched_off(records) + _not_judged(records)
     if lines and verbosity >= 0:
         lines.append(total(records))
     lines += [(f"{kind} report: {path}", _PLAIN) for kind, path in (written or {}).items()]
@@ -61,51 +45,50 @@ def summary(
 
 def attention(record: TestRecord, *, failures_only: bool = False) -> list[Line]:
     """One test in a few lines: what failed and how to see it again, or why its verdict is worth little."""
-    if outcome(record) == "fail":
+    if phrases.outcome(record) == "fail":
         return _failure(record)
-    if failures_only or outcome(record) == "xfail":
+    if failures_only or phrases.outcome(record) == "xfail":
         return []
-    moved = [(f"{outcome(record)} {record.nodeid}: {note}", _YELLOW) for note in record.notes if names_elsewhere(note)]
-    return moved + _doubts(record)
-
-
-def _doubts(record: TestRecord) -> list[Line]:
-    """What is to be known of a test that did not fail, in one line at most."""
+    lines = [
+        (f"{phrases.outcome(record)} {record.nodeid}: {note}", _YELLOW)
+        for note in record.notes
+        if names_elsewhere(note)
+    ]
     if record.verdict == "unknown":
-        return [(f"UNKNOWN {record.nodeid}: {_why_unknown(record)}", _YELLOW)]
-    weak = thin(record)
-    return [(f"thin pass {record.nodeid}: {'; '.join(weak)}", _YELLOW)] if weak else []
+        lines.append((f"UNKNOWN {record.nodeid}: {_why_unknown(record)}", _YELLOW))
+    elif weak := phrases.thin(record):
+        lines.append((f"thin pass {record.nodeid}: {'; '.join(weak)}", _YELLOW))
+    return lines
 
 
 def details(record: TestRecord) -> list[Line]:
     """One test at ``-v``: the basis of its verdict, what was switched off, what was not judged."""
     lines: list[Line] = []
-    if outcome(record) == "fail":
+    if phrases.outcome(record) == "fail":
         lines += _failure(record)
     elif record.verdict == "unknown":
         lines.append((f"UNKNOWN {record.nodeid}: {_why_unknown(record)}", _YELLOW))
     else:
-        lines.append((f"{outcome(record)} {record.nodeid}", _COLOURS[outcome(record)]))
-    facts = [*rests_on(record), duration(record.seconds)]
+        lines.append((f"{phrases.outcome(record)} {record.nodeid}", _COLOURS[phrases.outcome(record)]))
+    facts = [*phrases.rests_on(record), phrases.duration(record.seconds)]
     lines.append((f"  {', '.join(facts)}", _PLAIN))
     if record.verdict == "pass":
-        lines += [(f"  rests on little: {reason}", _YELLOW) for reason in thin(record)]
-    lines += [(f"  {name} switched off: {one_line(reason)}", _PLAIN) for name, reason in record.off.items()]
-    if record.verdict != "fail":
-        missing = unknown_checks(record)
-        lines += [(f"  unknown: {', '.join(missing)}", _PLAIN)] if missing else []
-    lines += [(f"  note: {one_line(note)}", _PLAIN) for note in record.notes]
+        lines += [(f"  rests on little: {reason}", _YELLOW) for reason in phrases.thin(record)]
+    lines += [(f"  {name} switched off: {phrases.one_line(reason)}", _PLAIN) for name, reason in record.off.items()]
+    missing = phrases.unknown_checks(record)
+    if missing and record.verdict != "fail":
+        lines.append((f"  unknown: {', '.join(missing)}", _PLAIN))
+    lines += [(f"  note: {phrases.one_line(note)}", _PLAIN) for note in record.notes]
     return lines
 
 
 def total(records: Sequence[TestRecord]) -> Line:
     """``"3 tests: 1 failed, 2 passed; 310 cases in 8.1 s"``."""
-    words = {"fail": "failed", "unknown": "unknown", "pass": "passed", "xfail": "failed as expected"}
-    found = counts(records)
-    parts = [f"{found[key]:,} {word}" for key, word in words.items() if found[key]]
+    found = phrases.counts(records)
+    parts = [f"{found[key]:,} {word}" for key, word in phrases.TOTALS.items() if found[key]]
     cases = sum(record.cases for record in records)
     seconds = sum(record.seconds for record in records)
-    text = f"{plural(len(records), 'test')}: {', '.join(parts)}; {plural(cases, 'case')} in {duration(seconds)}"
+    text = f"{plural(len(records), 'test')}: {', '.join(parts)}; {plural(cases, 'case')} in {phrases.duration(seconds)}"
     colour = _RED if found["fail"] else _YELLOW if found["unknown"] else _GREEN
     return text, colour | _BOLD
 
@@ -113,28 +96,28 @@ def total(records: Sequence[TestRecord]) -> Line:
 def _failure(record: TestRecord) -> list[Line]:
     cause = f" ({record.cause})" if record.cause else ""
     lines: list[Line] = [(f"FAIL {record.nodeid}: {record.failed_check or 'no check named'}{cause}", _RED)]
-    case = case_sentence(record.case)
+    case = phrases.case_sentence(record.case)
     if case:
         lines.append((f"  smallest case: {case}", _PLAIN))
-    found = evidence(record)
+    found = phrases.evidence(record)
     if found:
-        lines.append((f"  evidence: {one_line('; '.join(found))}", _PLAIN))
+        lines.append((f"  evidence: {phrases.one_line('; '.join(found))}", _PLAIN))
     if record.replay:
-        lines.append((f"  replay: {replay_command(record)}", _BOLD))
+        lines.append((f"  replay: {phrases.replay_command(record)}", _BOLD))
     return lines
 
 
 def _why_unknown(record: TestRecord) -> str:
     """The test's own message, else its first check without a verdict."""
     if record.message:
-        return one_line(record.message)
-    reasons = [f"{name}: {reason}" for name, reason in unknown_checks(record).items()]
-    return one_line(reasons[0]) if reasons else "no reason given"
+        return phrases.one_line(record.message)
+    reasons = [f"{name}: {reason}" for name, reason in phrases.unknown_checks(record).items()]
+    return phrases.one_line(reasons[0]) if reasons else "no reason given"
 
 
 def _switched_off(records: Iterable[TestRecord]) -> list[Line]:
     """The checks that users switched off, each with its reason once; at -v they are listed with the test."""
-    tests = Counter((name, one_line(reason)) for record in records for name, reason in record.off.items())
+    tests = Counter((name, phrases.one_line(reason)) for record in records for name, reason in record.off.items())
     return [
         (f"switched off in {plural(count, 'test')}: {name} ({reason})", _YELLOW)
         for (name, reason), count in tests.items()
@@ -143,7 +126,7 @@ def _switched_off(records: Iterable[TestRecord]) -> list[Line]:
 
 def _not_judged(records: Iterable[TestRecord]) -> list[Line]:
     """Checks that passing tests could not run, in as few lines as there are numbers of tests; -v has the reasons."""
-    tests = Counter(name for record in records if record.verdict == "pass" for name in unknown_checks(record))
+    tests = Counter(name for record in records if record.verdict == "pass" for name in phrases.unknown_checks(record))
     names: dict[int, list[str]] = {}
     for name, count in tests.items():
         names.setdefault(count, []).append(name)
@@ -156,9 +139,9 @@ def _not_judged(records: Iterable[TestRecord]) -> list[Line]:
 def _reasons(records: Iterable[TestRecord]) -> list[Line]:
     """Why checks had no verdict, each reason once, not under each test."""
     found = Counter(
-        (name, one_line(reason))
+        (name, phrases.one_line(reason))
         for record in records
         if record.verdict != "fail"
-        for name, reason in unknown_checks(record).items()
+        for name, reason in phrases.unknown_checks(record).items()
     )
     return [(f"{name} unknown in {plural(n, 'test')}: {reason}", _YELLOW) for (name, reason), n in found.items()]

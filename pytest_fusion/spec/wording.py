@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from pytest_fusion.errors import NotModelledError
 
@@ -97,6 +97,11 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(names)}" if names else ""
+
+
+def with_number(names: Sequence[str]) -> str:
+    """The first of ``names``, and how many more there are: ``"a"``, ``"a and 2 more"``."""
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
 def plural(count: int, noun: str) -> str:

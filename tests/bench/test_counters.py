@@ -285,7 +285,7 @@ def test_a_bench_has_the_counters_of_its_entries(tool: Tool, tmp_path: Path, mon
     two = Counts(2, 0, 0, (("k", 2),), "graph")
     figures = [(case, Figures(counts, 64, counts, None)) for case, counts in zip(CASES, (ONE, two), strict=True)]
     found = Found({}, [*figures, ("n=32 bfloat16", "it raises")])
-    monkeypatch.setattr(bench_run, "_on_device", lambda *_, **__: found)
+    monkeypatch.setattr(bench_run, "_session", lambda *_, **__: found)
     bench: list[Any] = [{"n": 8, "dtype": torch.float32}, {"n": 16}, {"n": 32}]
     spec = FusionSpec(name="f", fused=torch.relu, reference=torch.relu, inputs={"input": tensor("n")}, bench=bench)
 

@@ -12,15 +12,14 @@ import torch
 from pytest_fusion.bench import bench_run, on_device
 from pytest_fusion.bench.baseline.row import Latency
 from pytest_fusion.bench.bench_request import BenchRequest
-from pytest_fusion.bench.ceilings import Ceilings
 from pytest_fusion.bench.entries import entries
 from pytest_fusion.bench.figures import Figures, Found, Side
 from pytest_fusion.bench.gate import Gated
-from pytest_fusion.bench.on_device import busy, without
+from pytest_fusion.bench.on_device import without
 from pytest_fusion.run.measure.launches.cupti import activities_of
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
 from pytest_fusion.run.measure.timing import pairs
-from pytest_fusion.run.measure.timing.activity import Activity
+from pytest_fusion.run.measure.timing.activity import Activity, busy
 from pytest_fusion.run.measure.traffic import Traffic
 from pytest_fusion.spec import values
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -61,7 +60,7 @@ def test_a_trace_in_microseconds_is_told_in_seconds() -> None:
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, found: Found) -> bench_run.Measured:
-    monkeypatch.setattr(bench_run, "_on_device", lambda *_, **__: found)
+    monkeypatch.setattr(bench_run, "_session", lambda *_, **__: found)
     spec = FusionSpec(
         name="f", fused=torch.relu, reference=torch.relu, inputs={"input": tensor("n")}, bench=[{"n": 8}, {"n": 16}]
     )
@@ -130,7 +129,7 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         return Ticks(1e-6 if call.func is torch.relu else 4e-6), True
 
     monkeypatch.setattr(on_device, "opened", lambda device: on_device.Device(device, {"device_name": "made up"}, 1))
-    monkeypatch.setattr(on_device, "ceilings", lambda _: Ceilings(2e12, 5e14))
+    monkeypatch.setattr(on_device, "ceilings", lambda _: {"copy_bytes_per_s": 2e12, "matmul_flops_per_s": 5e14})
     monkeypatch.setattr(on_device, "synchronize", lambda _: None)
     monkeypatch.setattr(on_device, "activities", lambda *_: [Activity("k", "kernel", 0.0, 1e-6)])
     monkeypatch.setattr(on_device.timing, "timed", timed)

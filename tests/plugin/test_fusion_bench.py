@@ -154,10 +154,10 @@ def test_calls_that_take_too_long_have_no_latency(project: Project, bench: Any) 
     """Fifty pairs are needed for an interval; calls that would take minutes for them are counted only."""
     result = bench(
         """
-from pytest_fusion.bench import host_latency
+from pytest_fusion.bench import concrete_calls
 
 def test_it(fusion_bench, monkeypatch):
-    monkeypatch.setattr(host_latency, "_MOST_S", 0.0)
+    monkeypatch.setattr(concrete_calls, "_MOST_S", 0.0)
     fusion_bench(relu, relu_reference, torch.ones(3))
 """
     )

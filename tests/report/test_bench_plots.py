@@ -14,10 +14,10 @@ from pytest_fusion.report.bench_figures import figures
 from pytest_fusion.report.html.axis import Axis, LogAxis
 from pytest_fusion.report.html.bench_plots import Drawing, drawings
 from pytest_fusion.report.html.page import render
-from pytest_fusion.report.html.timeline import busy, timeline
+from pytest_fusion.report.html.timeline import timeline
 from pytest_fusion.report.json_file import read_json, write_json
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.run.measure.timing.activity import Activity
+from pytest_fusion.run.measure.timing.activity import Activity, busy
 from tests.report.benched import NODEID, chain, record, rows, sweep
 
 
@@ -169,7 +169,7 @@ def test_one_call_shows_what_ran_when_on_one_scale() -> None:
     assert ours.head == "fused: 3 activities in 10.0 us, busy 80 %"
     assert found.kinds == ("kernel", "memcpy")
     assert found.tables[0].rows[2] == ("c", "memcpy", "8.00 us", "2.00 us")
-    assert busy(both) == pytest.approx(8e-6)
+    assert busy(Activity(*one) for one in both) == pytest.approx(8e-6)
 
 
 def test_a_call_of_very_many_launches_is_cut_with_a_word() -> None:

@@ -87,8 +87,8 @@ def test_the_page(passing: Make) -> None:
     assert "<th>of the calls</th>" not in page
     first, second = canary_rows(records)
     latency = ("rows=4096", "", "2", "3", "1.000 (1.000 to 1.000)")
-    assert (first.verdict, len(first.pairs), first.latency) == ("rollback", 40, (latency,))
-    assert (second.verdict, second.pairs) == ("nodata", ())
+    assert (first["verdict"], len(first["pairs"]), first["latency"]) == ("rollback", 40, (latency,))
+    assert (second["verdict"], second["pairs"]) == ("nodata", ())
     assert "Canary" not in render([passing()], {})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,7 +38,11 @@ def test_the_lane_names_what_ran() -> None:
 
 def test_a_package_that_is_missing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton need not be installed."""
-    monkeypatch.setitem(environment._PACKAGES, "triton", "no-such-distribution")
+
+    def version(package: str) -> str:
+        raise PackageNotFoundError(package)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
 
     assert environment.describe()["triton"] is None
 

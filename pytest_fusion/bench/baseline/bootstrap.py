@@ -49,7 +49,7 @@ def block_ratios(candidate: Sequence[Sequence[float]], control: Sequence[Sequenc
     return ratios
 
 
-def estimate(blocks: Sequence[float], *, seed: int = 0, level: float = LEVEL) -> Estimate:
+def estimate(blocks: Sequence[float], *, seed: int = 0) -> Estimate:
     """The median of the blocks' log ratios, and where it would fall were the blocks drawn again.
 
     The interval has the percentiles of ``RESAMPLES`` resamples of whole blocks, so pairs within a block may depend on
@@ -63,10 +63,10 @@ def estimate(blocks: Sequence[float], *, seed: int = 0, level: float = LEVEL) ->
         raise ValueError("there are no blocks, or one of their ratios is not a number")
     drawn = np.random.default_rng(seed).integers(0, values.size, (RESAMPLES, values.size))
     medians = np.median(values[drawn], axis=1)
-    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(medians, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     # The standard deviation of resampled medians is itself so uncertain for 8 to 40 blocks that a ratio over it exceeds
     # 3.4 at 0.7 % of normal samples; over the interval's width it does at 0.4 %, and within Student's limits at 1 %.
-    error = float(high - low) / (2 * NormalDist().inv_cdf((1 + level) / 2))
+    error = float(high - low) / (2 * NormalDist().inv_cdf((1 + LEVEL) / 2))
     return Estimate(
         ratio=_short(float(np.median(values))),
         low=_short(float(low)),

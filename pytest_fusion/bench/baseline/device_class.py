@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from typing import Any
 
 MODELLED = "cpu (modelled)"
-# Latency is compared only where all of these are equal: part, what of it counts, and how people call it.
-_LATENCY = (
-    ("gpu", "GPU"),
-    ("cpu", "CPU"),
-    ("capability", "compute capability"),
-    ("mig", "MIG profile"),
-    ("driver", "driver"),
-)
-_VERSIONS = ("torch", "triton")
+# Latency is compared only where all of these are equal: each part, and its name in messages.
+_LATENCY = {
+    "gpu": "GPU",
+    "cpu": "CPU",
+    "capability": "compute capability",
+    "mig": "MIG profile",
+    "driver": "driver",
+    "torch": "torch",
+    "triton": "triton",
+}
 
 
 def device_class(environment: Mapping[str, Any]) -> str:
@@ -43,17 +44,17 @@ def latency_place(environment: Mapping[str, Any]) -> dict[str, str]:
         "capability": environment.get("capability"),
         "mig": environment.get("mig"),
         "driver": _release(environment.get("driver"), 1),
-        **{name: _release(environment.get(name), 2) for name in _VERSIONS},
+        "torch": _release(environment.get("torch"), 2),
+        "triton": _release(environment.get("triton"), 2),
     }
     return {name: str(value) for name, value in parts.items() if value}
 
 
 def elsewhere(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
     """How two places of latency differ, as half a sentence; ``None`` where they do not."""
-    words = [*_LATENCY, *((name, name) for name in _VERSIONS)]
     other = [
-        f"{parts} {before.get(name) or 'unknown'} there, {now.get(name) or 'unknown'} here"
-        for name, parts in words
+        f"{words} {before.get(name) or 'unknown'} there, {now.get(name) or 'unknown'} here"
+        for name, words in _LATENCY.items()
         if before.get(name) != now.get(name)
     ]
     return "; ".join(other) or None

@@ -7,6 +7,7 @@ A fact's name has parts between ``/`` (target, kernel, what) and words between `
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -84,9 +85,13 @@ def compare_facts(
 
 def compare_names(before: Mapping[str, int], now: Mapping[str, int]) -> str:
     """Which kernels came, went, or are launched more or less often; empty where none did."""
-    more = [_times(name, now[name] - before.get(name, 0)) for name in sorted(now) if now[name] > before.get(name, 0)]
-    less = [_times(name, before[name] - now.get(name, 0)) for name in sorted(before) if before[name] > now.get(name, 0)]
-    return "; ".join(f"{word} {', '.join(kernels)}" for word, kernels in (("more", more), ("fewer", less)) if kernels)
+    more, fewer = Counter(now) - Counter(before), Counter(before) - Counter(now)
+    parts = [
+        f"{word} {', '.join(name if count == 1 else f'{count} x {name}' for name, count in sorted(kernels.items()))}"
+        for word, kernels in (("more", more), ("fewer", fewer))
+        if kernels
+    ]
+    return "; ".join(parts)
 
 
 def compare_reasons(before: Mapping[str, int], now: Mapping[str, int]) -> str:
@@ -157,10 +162,6 @@ def _is_beside(one: str, other: str) -> bool:
 def _words(fact: str) -> set[str]:
     """What a fact says it is, whole and in parts: ``"sm_90/k/local_bytes"`` is local_bytes, local and bytes."""
     return {word for part in _last(fact).lower().split(".") for word in (part, *part.split("_"))}
-
-
-def _times(name: str, count: int) -> str:
-    return name if count == 1 else f"{count} x {name}"
 
 
 def with_unmeasured(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import quantiles
+from statistics import fmean, quantiles, variance
 
 from pytest_fusion.bench.baseline.row import MOST_SESSIONS, Latency, Session
 from pytest_fusion.bench.baseline.tails import chi_square_limit
@@ -61,9 +61,8 @@ def level(stored: Latency, unit: str, aa: float = 0.0) -> Level:
     seen = len(used) >= ENOUGH and not alike
     ratios = [one.ratio for one in used]
     between = max(spread(ratios) if seen else default, aa)
-    mean = math.fsum(ratios) / len(ratios)
     error = math.sqrt(between**2 * (1 + 1 / len(ratios)) + stored.error**2 / len(ratios))
-    return Level(mean, error, between, len(ratios), seen)
+    return Level(fmean(ratios), error, between, len(ratios), seen)
 
 
 def worth(known: Level, stored: Latency, now: Latency) -> Level:
@@ -89,9 +88,8 @@ def scatter(blocks: Sequence[float]) -> float:
 
 def spread(ratios: Sequence[float]) -> float:
     """The standard deviation between sessions, its upper bound at 80 %, from two ratios or more."""
-    mean = math.fsum(ratios) / len(ratios)
-    squares = math.fsum((ratio - mean) ** 2 for ratio in ratios)
-    return math.sqrt(squares / chi_square_limit(_UNSURE, len(ratios) - 1))
+    freedom = len(ratios) - 1
+    return math.sqrt(freedom * variance(ratios) / chi_square_limit(_UNSURE, freedom))
 
 
 def continued(before: Latency, now: Latency, made: str = "") -> Latency:

@@ -41,9 +41,8 @@ class Question:
     """One case's log ratio against what it should be.
 
     ``difference`` is positive where the kernel is slower, ``error`` its whole standard error, ``sampling`` the part of
-    it that more blocks would shrink, ``smallest`` the log ratio that counts, ``floor`` the one under
-    which nothing counts on this machine, ``shared`` the part of the error that all cases of a session may have in
-    common. ``why_not`` says why it has no answer.
+    it that more blocks would shrink, ``smallest`` the log ratio that counts, ``floor`` the one under which nothing
+    counts on this machine. ``why_not`` says why it has no answer.
     """
 
     name: str
@@ -53,7 +52,6 @@ class Question:
     freedom: float
     smallest: float
     floor: float = 0.0
-    shared: float = 0.0
     why_not: str = ""
 
 
@@ -96,39 +94,32 @@ def noise(runs: Sequence[Estimate]) -> Noise:
 
 def against_stored(name: str, found: Estimate, stored: Level, machine: Noise, smallest: float = STORED) -> Question:
     """The question whether the ratio to the reference is higher than in stored sessions."""
-    return _question(name, found, found.ratio - stored.ratio, stored.error, machine, smallest)
+    why_not = machine.noisy
+    if not why_not and len(found.blocks) < FEWEST:
+        why_not = f"{len(found.blocks)} blocks were measured, and {FEWEST} are needed for an interval"
+    return Question(
+        name,
+        difference=found.ratio - stored.ratio,
+        error=math.hypot(found.error, stored.error),
+        sampling=found.error,
+        freedom=min(len(found.blocks) - 1, _MOST_FREE),
+        smallest=math.log1p(smallest),
+        floor=3 * machine.spread,
+        why_not=why_not,
+    )
 
 
-def judge(questions: Sequence[Question], *, alpha: float = ALPHA, family: int | None = None) -> list[Judgement]:
+def judge(questions: Sequence[Question], *, family: int | None = None) -> list[Judgement]:
     """All questions of a run; ``family`` is their number where these are only some of them (see ``tails.holm``).
 
-    *regressed*: slower than chance explains (Holm at ``alpha``), and not shown to be less than the smallest effect
+    *regressed*: slower than chance explains (Holm at ``ALPHA``), and not shown to be less than the smallest effect
     that counts: it is counted from where a true effect of that size is called nine times in ten, and never under three
     times the spread of the machine. *improved* mirrors it. *same*: the whole interval is within the smallest effect.
     Else *inconclusive*.
     """
     slower = holm([_chance(one, one.difference) for one in questions], family)
     faster = holm([_chance(one, -one.difference) for one in questions], family)
-    return [_judged(*answer, alpha) for answer in zip(questions, slower, faster, strict=True)]
-
-
-def _question(
-    name: str, found: Estimate, difference: float, between: float, machine: Noise, smallest: float
-) -> Question:
-    why_not = machine.noisy
-    if not why_not and len(found.blocks) < FEWEST:
-        why_not = f"{len(found.blocks)} blocks were measured, and {FEWEST} are needed for an interval"
-    return Question(
-        name,
-        difference,
-        math.hypot(found.error, between),
-        found.error,
-        min(len(found.blocks) - 1, _MOST_FREE),
-        math.log1p(smallest),
-        floor=3 * machine.spread,
-        shared=between,
-        why_not=why_not,
-    )
+    return [_judged(*answer) for answer in zip(questions, slower, faster, strict=True)]
 
 
 def _freedom(one: Question) -> float:
@@ -145,7 +136,7 @@ def _chance(one: Question, difference: float) -> float:
     return student_tail(difference / one.error, _freedom(one))
 
 
-def _judged(one: Question, slower: float, faster: float, alpha: float) -> Judgement:
+def _judged(one: Question, slower: float, faster: float) -> Judgement:
     reach = student_limit((1 - LEVEL) / 2, _freedom(one)) * one.error
     low, high = one.difference - reach, one.difference + reach
     counts = max(one.smallest, one.floor)
@@ -154,9 +145,9 @@ def _judged(one: Question, slower: float, faster: float, alpha: float) -> Judgem
     verdict: LatencyStatus
     if one.why_not:
         verdict, reason = "inconclusive", one.why_not
-    elif one.difference >= enough and slower < alpha:
+    elif one.difference >= enough and slower < ALPHA:
         verdict, reason = "regressed", f"slower by {_percent(counts):.1f} % or more counts"
-    elif -one.difference >= enough and faster < alpha:
+    elif -one.difference >= enough and faster < ALPHA:
         verdict, reason = "improved", "accept it with --fusion-update all"
     elif -counts < low and high < counts:
         verdict, reason = "same", f"the whole interval is within {_percent(counts):.1f} %"

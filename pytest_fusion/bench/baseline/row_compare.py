@@ -103,12 +103,6 @@ def judged(found: Sequence[Comparison], *, family: int | None = None) -> list[Co
     return [_concluded(replace(one, latency=next(answers))) if one.question is not None else one for one in found]
 
 
-def gone(rows: Sequence[Row], stored: Baseline) -> list[Key]:
-    """Stored rows that a run of all cases of the test did not measure; ``--fusion-update all`` takes them out."""
-    measured = {row.key for row in rows}
-    return [key for key in stored.rows if key not in measured]
-
-
 def _question(row: Row, before: Row, machine: Noise | None) -> tuple[Question | None, str]:
     now, then = row.latency, before.latency
     if not row.judged or (now is None and then is None):

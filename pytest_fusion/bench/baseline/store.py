@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pytest_fusion.bench.baseline.codec import Baseline, decode, encode
 from pytest_fusion.errors import BaselineError
-from pytest_fusion.run.process.atomic_file import PARTS, replace_whole, try_writing
+from pytest_fusion.run.process.atomic_file import PARTS, replace_whole
 
 FOLDER = Path(".fusion") / "baselines"
 # A run writes for milliseconds; who holds the lock for this many seconds is stuck.
@@ -71,15 +71,6 @@ def read(path: Path) -> Baseline:
 def find(folder: Path) -> list[Path]:
     """All files that look like baselines, sorted. Raises ``BaselineError`` where the folder is none."""
     return sorted(path for path in folder.glob("*.json") if path.is_file()) if _is_there(folder) else []
-
-
-def check_writable(folder: Path) -> None:
-    """Makes the folder and tries to write there, before a long run. Raises ``BaselineError``."""
-    _prepare(folder)
-    try:
-        try_writing(folder)
-    except OSError as error:
-        raise _unwritable(folder, error) from None
 
 
 @contextmanager

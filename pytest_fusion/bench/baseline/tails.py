@@ -15,10 +15,10 @@ def student_tail(t: float, freedom: float) -> float:
     By Wallace's transformation to a normal (Ann. Math. Stat. 30, 1959): within 4 % of the probability for 7 degrees and
     more, down to 10^-5, and larger than it rather than smaller.
     """
-    if math.isinf(t) or math.isinf(freedom):
-        return _tail(t)
+    if math.isinf(freedom):
+        return _NORMAL.cdf(-t)
     scale = (8 * freedom + 1) / (8 * freedom + 3)
-    return _tail(math.copysign(scale * math.sqrt(freedom * math.log1p(t * t / freedom)), t))
+    return _NORMAL.cdf(-math.copysign(scale * math.sqrt(freedom * math.log1p(t * t / freedom)), t))
 
 
 def student_limit(chance: float, freedom: float) -> float:
@@ -52,7 +52,3 @@ def holm(chances: Sequence[float], family: int | None = None) -> list[float]:
         worst = max(worst, min(1.0, left * chances[index]))
         corrected[index] = worst
     return corrected
-
-
-def _tail(z: float) -> float:
-    return 0.5 * math.erfc(z / math.sqrt(2))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pytest_fusion.bench.baseline import store
 from pytest_fusion.bench.baseline.codec import Baseline
@@ -25,7 +26,6 @@ def update(
     *,
     regressed: Collection[Key] = (),
     complete: Collection[str] = (),
-    worker: bool = False,
 ) -> list[Path]:
     """Writes ``rows`` of this run as ``mode`` says; returns every path that was written.
 
@@ -34,27 +34,39 @@ def update(
     measured. Rows that this run did not measure stay, except, with ``"all"``, those of tests in ``complete``: tests
     whose every case was measured now, so that a row more is of a case that no longer exists.
 
-    Only the process that sees all of a run writes: ``worker`` says that this one does not. Raises ``BaselineError``,
-    also where two of the rows are of one case and do not say the same; nothing is written then.
+    Only the process that sees all of a run writes. Raises ``BaselineError``, also where two of the rows are of one case
+    and differ; nothing is written then.
     """
     if mode not in MODES:
         raise BaselineError(f"fusion_update={mode!r}{did_you_mean(mode, MODES)}")
     if mode == "none" or not rows:
         return []
-    if worker:
-        raise BaselineError(
-            "a worker of pytest-xdist sees a part of the run and writes no baselines; the controller merges its rows"
-        )
-    by_file = _by_file(merge(rows))
+    by_file: dict[tuple[str, str], dict[Key, Row]] = {}
+    for row in merge(rows):
+        by_file.setdefault((row.test, row.device), {})[row.key] = row
     with store.locked(folder) as made:
         changed = []
-        for (test, device), measured in by_file.items():
+        for (test, device), measured in sorted(by_file.items()):
             stored = store.load(folder, test, device) or Baseline(test, device)
             updated = _chosen(stored, measured, mode, regressed)
             if mode == "all" and test in complete:
                 updated = {key: row for key, row in updated.items() if key in measured}
             changed.append(replace(stored, rows=updated))
         return [*made, *store.write(folder, changed)]
+
+
+def write_measured(folder: Path, measured: Sequence[Mapping[str, Any]], mode: str) -> list[Path]:
+    """Writes the ``bench`` of each record of a run as :func:`update` does; returns every path that was written."""
+    rows = [Row.from_json(data) for one in measured for data in one.get("rows", ())]
+    tests = [(one, Row.from_json(one["rows"][0]).test) for one in measured if one.get("rows")]
+    regressed = [
+        Key(test, compared["case"], compared["role"])
+        for one, test in tests
+        for compared in one.get("compared", ())
+        if compared["verdict"] == "regressed"
+    ]
+    complete = [test for one, test in tests if one.get("complete")]
+    return update(folder, rows, mode, regressed=regressed, complete=complete)
 
 
 def merge(rows: Iterable[Row]) -> list[Row]:
@@ -69,13 +81,6 @@ def merge(rows: Iterable[Row]) -> list[Row]:
             )
         found[row.key, row.device] = row
     return list(found.values())
-
-
-def _by_file(rows: Iterable[Row]) -> dict[tuple[str, str], dict[Key, Row]]:
-    found: dict[tuple[str, str], dict[Key, Row]] = {}
-    for row in rows:
-        found.setdefault((row.test, row.device), {})[row.key] = row
-    return dict(sorted(found.items()))
 
 
 def _chosen(stored: Baseline, measured: Mapping[Key, Row], mode: str, regressed: Collection[Key]) -> dict[Key, Row]:

@@ -55,6 +55,15 @@ def adopt(outer: Any, inner: Any) -> None:
     outer._hypothesis_internal_use_settings = getattr(inner, "_hypothesis_internal_use_settings", settings.default)
 
 
+def stand_in() -> Any:
+    """A test function with Hypothesis' default settings, for a spec that is judged outside of one."""
+
+    def outer() -> None: ...
+
+    adopt(outer, outer)
+    return outer
+
+
 def tolerate_fixtures(outer: Any) -> None:
     """Let function-scoped fixtures through, whatever ``@settings`` stands above."""
     current = getattr(outer, "_hypothesis_internal_use_settings", None) or settings.default

@@ -7,19 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fusion.errors import FusionError
+from pytest_fusion.report import phrases
 from pytest_fusion.report.bench_table import bench_notes, bench_tables
 from pytest_fusion.report.case_table import Table
-from pytest_fusion.report.phrases import (
-    by_urgency,
-    counts,
-    evidence,
-    one_line,
-    outcome,
-    replay_command,
-    rests_on,
-    thin,
-    unknown_checks,
-)
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.wording import plural
 
@@ -28,23 +18,22 @@ LIMIT_BYTES = 1024 * 1024 - 16 * 1024
 # For a line about what was left out.
 _CUT = 200
 _WHERE = "the summary may hold 1 MiB; see the HTML or JSON report."
-_WORDS = {"fail": "failed", "unknown": "unknown", "pass": "passed", "xfail": "failed as expected"}
 
 
 def summary(records: Sequence[TestRecord], environment: Mapping[str, Any], *, limit_bytes: int = LIMIT_BYTES) -> str:
     """Markdown of at most ``limit_bytes`` UTF-8 bytes: failures first, then the bench, cut with a word."""
-    found = counts(records)
+    found = phrases.counts(records)
     head = [
         "## pytest-fusion",
         "",
-        ", ".join(f"**{found[key]:,} {word}**" for key, word in _WORDS.items() if found[key]) or "no tests",
+        ", ".join(f"**{found[key]:,} {word}**" for key, word in phrases.TOTALS.items() if found[key]) or "no tests",
         "",
         _environment(environment),
         "",
         "| verdict | test | rests on | what to know |",
         "|---|---|---|---|",
     ]
-    rows = [_row(record) for record in by_urgency(records)]
+    rows = [_row(record) for record in phrases.by_urgency(records)]
     tables = bench_tables(records)
     # Room for the lines on what was cut, of the tests and of the bench.
     left = limit_bytes - _size(head) - _CUT * (2 if tables else 1)
@@ -91,7 +80,7 @@ def _bench(tables: Sequence[Table], notes: Sequence[str], left: int) -> list[str
             found += [*head, row]
             head = []
     for note in notes:
-        line = f"* {_text(one_line(note))}"
+        line = f"* {_text(phrases.one_line(note))}"
         left -= _size([line]) + 1
         if left < 0:
             cut += 1
@@ -101,7 +90,12 @@ def _bench(tables: Sequence[Table], notes: Sequence[str], left: int) -> list[str
 
 
 def _row(record: TestRecord) -> str:
-    cells = (outcome(record), f"`{_code(record.nodeid)}`", _text(", ".join(rests_on(record))), _to_know(record))
+    cells = (
+        phrases.outcome(record),
+        f"`{_code(record.nodeid)}`",
+        _text(", ".join(phrases.rests_on(record))),
+        _to_know(record),
+    )
     return f"| {' | '.join(cells)} |"
 
 
@@ -110,21 +104,21 @@ def _to_know(record: TestRecord) -> str:
         parts = [f"**{_text(record.failed_check or '')}**"]
         if record.cause:
             parts.append(f"cause: {_text(record.cause)}")
-        if evidence(record):
-            parts.append(_text(one_line("; ".join(evidence(record)))))
+        if phrases.evidence(record):
+            parts.append(_text(phrases.one_line("; ".join(phrases.evidence(record)))))
         if record.message:
-            parts.append(_text(one_line(record.message)))
+            parts.append(_text(phrases.one_line(record.message)))
         if record.replay:
-            parts.append(f"`{_code(replay_command(record))}`")
+            parts.append(f"`{_code(phrases.replay_command(record))}`")
         return "<br>".join([*parts, *_off(record)])
-    parts = [_text(reason) for reason in thin(record)] if record.verdict == "pass" else []
-    missing = unknown_checks(record)
+    parts = [_text(reason) for reason in phrases.thin(record)] if record.verdict == "pass" else []
+    missing = phrases.unknown_checks(record)
     parts += [f"not judged: {_text(', '.join(missing))}"] if missing else []
     return "<br>".join([*parts, *_off(record)])
 
 
 def _off(record: TestRecord) -> list[str]:
-    return [f"{_text(name)} off: {_text(one_line(reason))}" for name, reason in record.off.items()]
+    return [f"{_text(name)} off: {_text(phrases.one_line(reason))}" for name, reason in record.off.items()]
 
 
 def _environment(environment: Mapping[str, Any]) -> str:

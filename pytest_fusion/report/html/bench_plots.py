@@ -13,7 +13,7 @@ from pytest_fusion.report.columns import UNKNOWN, clipped
 from pytest_fusion.report.html.axis import Axis, LogAxis, Tick
 from pytest_fusion.report.html.timeline import Timeline, timeline
 from pytest_fusion.report.numbers import quantity, time
-from pytest_fusion.spec.wording import plural
+from pytest_fusion.spec.wording import plural, with_number
 
 # Of a plot's drawing, in its own units; text is 12 of them high.
 WIDTH, HEIGHT = 560, 320
@@ -143,7 +143,7 @@ def launch_bars(group: Sequence[Figures]) -> Bars | None:
     axis = Axis(max(1.0, *map(float, totals)), _LABEL, RIGHT - 170)
     heads, bars, y, sentences = [], [], 16.0, []
     for cases in same.values():
-        head = cases[0].case if len(cases) == 1 else f"{cases[0].case} and {len(cases) - 1} more"
+        head = with_number([one.case for one in cases])
         heads.append(Tick(y, clipped(head, 78)))
         y += 7
         for role, row in (("fused", cases[0].row), ("reference", cases[0].other)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from pytest_fusion.report import phrases
 from pytest_fusion.report.bench_figures import figures
 from pytest_fusion.report.bench_table import bench_notes, bench_tables
 from pytest_fusion.report.canary_table import canary_rows
-from pytest_fusion.report.case_table import Table, case_tables
+from pytest_fusion.report.case_table import case_tables
 from pytest_fusion.report.html import bench_plots, timeline
 from pytest_fusion.report.html.heat_map import HeatMap, heat_map
 from pytest_fusion.report.plain_json import plain
@@ -25,51 +24,6 @@ from pytest_fusion.spec.wording import plural
 
 # Shown open: a reader of one failure should not have to click, a reader of fifty needs the list first.
 _OPEN = 3
-_TOTALS = {"fail": "failed", "unknown": "unknown", "pass": "passed", "xfail": "failed as expected"}
-
-
-@dataclass(frozen=True, slots=True)
-class CheckRow:
-    """One check in a test's table; ``evidence`` is indented JSON or nothing."""
-
-    name: str
-    verdict: str
-    cases: int | None
-    reason: str
-    evidence: str
-
-
-@dataclass(frozen=True, slots=True)
-class TestRow:
-    """One test as the page shows it: text and numbers, already worded."""
-
-    __test__ = False  # a row, not a test class
-
-    outcome: str
-    file: str
-    name: str
-    cases: int
-    share: str
-    ratio: str
-    filled: float
-    grade: str
-    grade_means: str
-    seconds: str
-    headline: str
-    message: str
-    evidence: tuple[str, ...]
-    ruled_out: tuple[str, ...]
-    replay: str
-    script: str
-    tables: tuple[Table, ...]
-    maps: tuple[HeatMap, ...]
-    checks: tuple[CheckRow, ...]
-    facts: tuple[str, ...]
-    warnings: tuple[str, ...]
-    off: tuple[tuple[str, str], ...]
-    notes: tuple[str, ...]
-    phases: tuple[tuple[str, str], ...]
-    open: bool
 
 
 def render(
@@ -103,7 +57,7 @@ def render(
         title=title,
         finished=finished,
         css=text("page.css") + text("bench.css"),
-        totals=[(key, found[key], word) for key, word in _TOTALS.items() if found[key]],
+        totals=[(key, found[key], word) for key, word in phrases.TOTALS.items() if found[key]],
         cases=plural(sum(record.cases for record in records), "case"),
         seconds=phrases.duration(sum(record.seconds for record in records)),
         environment=_environment(environment),
@@ -128,37 +82,38 @@ def write_html(
     replace_text(path, render(records, environment, title=title, finished=finished))
 
 
-def _row(record: TestRecord, *, is_open: bool) -> TestRow:
+def _row(record: TestRecord, *, is_open: bool) -> dict[str, Any]:
+    """What the template shows of a test, already worded."""
     file, _, name = record.nodeid.partition("::")
     share = phrases.pair_share(record)
     ratio = phrases.worst_ratio(record)
-    return TestRow(
-        outcome=phrases.outcome(record),
-        file=file if name else "",
-        name=name or file,
-        cases=record.cases,
-        share="" if share is None else phrases.percent(share),
-        ratio="" if ratio is None else phrases.number(ratio),
-        filled=0.0 if ratio is None else min(ratio, 1.0),
-        grade=record.grade or "",
-        grade_means=phrases.GRADES.get(record.grade or "", ""),
-        seconds=phrases.duration(record.seconds),
-        headline=_headline(record),
-        message=_message(record),
-        evidence=tuple(phrases.evidence(record)),
-        ruled_out=tuple(phrases.ruled_out(record)),
-        replay=phrases.replay_command(record),
-        script=f"python {shlex.quote(record.script)}" if record.script else "",
-        tables=case_tables(plain(record.case)) if record.case else (),
-        maps=_maps(record),
-        checks=tuple(_check(name, entry) for name, entry in record.checks.items()),
-        facts=tuple(phrases.rests_on(record)),
-        warnings=tuple(phrases.thin(record)) if record.verdict == "pass" else (),
-        off=tuple(record.off.items()),
-        notes=tuple(record.notes),
-        phases=tuple((phase, phrases.duration(seconds)) for phase, seconds in record.phases.items()),
-        open=is_open,
-    )
+    return {
+        "outcome": phrases.outcome(record),
+        "file": file if name else "",
+        "name": name or file,
+        "cases": record.cases,
+        "share": "" if share is None else phrases.percent(share),
+        "ratio": "" if ratio is None else phrases.number(ratio),
+        "filled": 0.0 if ratio is None else min(ratio, 1.0),
+        "grade": record.grade or "",
+        "grade_means": phrases.GRADES.get(record.grade or "", ""),
+        "seconds": phrases.duration(record.seconds),
+        "headline": _headline(record),
+        "message": _message(record),
+        "evidence": tuple(phrases.evidence(record)),
+        "ruled_out": tuple(phrases.ruled_out(record)),
+        "replay": phrases.replay_command(record),
+        "script": f"python {shlex.quote(record.script)}" if record.script else "",
+        "tables": case_tables(plain(record.case)) if record.case else (),
+        "maps": _maps(record),
+        "checks": tuple(_check(name, entry) for name, entry in record.checks.items()),
+        "facts": tuple(phrases.rests_on(record)),
+        "warnings": tuple(phrases.thin(record)) if record.verdict == "pass" else (),
+        "off": tuple(record.off.items()),
+        "notes": tuple(record.notes),
+        "phases": tuple((phase, phrases.duration(seconds)) for phase, seconds in record.phases.items()),
+        "open": is_open,
+    }
 
 
 def _headline(record: TestRecord) -> str:
@@ -178,16 +133,16 @@ def _message(record: TestRecord) -> str:
     return "\n".join(line for line in record.message.strip("\n").split("\n") if line not in drawn)
 
 
-def _check(name: str, entry: Mapping[str, Any]) -> CheckRow:
+def _check(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
     rest = {key: value for key, value in entry.items() if key not in ("verdict", "reason", "cases", "error_map")}
     cases = entry.get("cases")
-    return CheckRow(
-        name=name,
-        verdict=str(entry.get("verdict", "unknown")),
-        cases=cases if isinstance(cases, int) else None,
-        reason=str(entry.get("reason") or ""),
-        evidence=json.dumps(plain(rest), indent=1, ensure_ascii=False) if rest else "",
-    )
+    return {
+        "name": name,
+        "verdict": str(entry.get("verdict", "unknown")),
+        "cases": cases if isinstance(cases, int) else None,
+        "reason": str(entry.get("reason") or ""),
+        "evidence": json.dumps(plain(rest), indent=1, ensure_ascii=False) if rest else "",
+    }
 
 
 def _maps(record: TestRecord) -> tuple[HeatMap, ...]:

@@ -10,6 +10,7 @@ from pytest_fusion.report.case_table import Table
 from pytest_fusion.report.columns import clipped
 from pytest_fusion.report.html.axis import Axis, Tick
 from pytest_fusion.report.numbers import time, whole
+from pytest_fusion.run.measure.timing.activity import Activity, busy
 from pytest_fusion.spec.wording import plural
 
 WIDTH, LEFT, RIGHT = 900, 10, 880
@@ -82,27 +83,18 @@ def timeline(case: str, fused: Iterable[Sequence[Any]], reference: Iterable[Sequ
     )
 
 
-def busy(spans: Iterable[Sequence[Any]]) -> float:
-    """Seconds in which anything ran: what overlaps counts once."""
-    total, until = 0.0, float("-inf")
-    for _, _, start, seconds in sorted(spans, key=lambda span: span[2]):
-        total += max(0.0, start + seconds - max(start, until))
-        until = max(until, start + seconds)
-    return total
-
-
-def _valid(spans: Iterable[Sequence[Any]]) -> list[tuple[str, str, float, float]]:
+def _valid(spans: Iterable[Sequence[Any]]) -> list[Activity]:
     """Sorted by their start; JSON has text for a number that is not finite, and then there is nothing to draw."""
-    found = [(str(name), str(kind), start, seconds) for name, kind, start, seconds in spans]
+    found = [Activity(str(name), str(kind), start, seconds) for name, kind, start, seconds in spans]
     good = [one for one in found if all(isinstance(value, int | float) and value >= 0 for value in one[2:])]
-    return sorted(good, key=lambda span: (span[2], -span[3]))
+    return sorted(good, key=lambda one: (one.start, -one.seconds))
 
 
 def _kind(kind: str) -> str:
     return kind if kind in ("kernel", "memcpy", "memset") else "other"
 
 
-def _track(role: str, spans: Sequence[tuple[str, str, float, float]], axis: Axis, y: float) -> Track:
+def _track(role: str, spans: Sequence[Activity], axis: Axis, y: float) -> Track:
     """Draws overlapping activities, of several streams, in rows below each other."""
     free: list[float] = []
     marks = []
@@ -124,7 +116,7 @@ def _track(role: str, spans: Sequence[tuple[str, str, float, float]], axis: Axis
     return Track(role, head + more, y, tuple(marks), 7.0 + len(free) * (LANE + 2))
 
 
-def _table(role: str, spans: Sequence[tuple[str, str, float, float]]) -> Table:
+def _table(role: str, spans: Sequence[Activity]) -> Table:
     rows = [
         (name, kind, time(start) if start else "0", time(seconds)) for name, kind, start, seconds in spans[:_MOST_ROWS]
     ]

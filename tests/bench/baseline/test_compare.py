@@ -11,7 +11,7 @@ import pytest
 from pytest_fusion.bench.baseline.codec import Baseline
 from pytest_fusion.bench.baseline.latency_judge import Noise
 from pytest_fusion.bench.baseline.row import Row
-from pytest_fusion.bench.baseline.row_compare import Comparison, compare, gone, judged
+from pytest_fusion.bench.baseline.row_compare import Comparison, compare, judged
 from tests.bench.baseline.made import FACTS, PLACE, baseline, golden, latency, row
 
 QUIET = Noise(0.0005)
@@ -152,13 +152,6 @@ def test_a_golden_output_that_changed_fails() -> None:
 
     assert [one.verdict for one in found] == ["same", "changed", "regressed"]
     assert "golden output out: sample 0 was 1 and is 1.1, where 1e-06 is allowed" in found[2].reason
-
-
-def test_rows_that_are_gone_are_named() -> None:
-    """What the baseline has and a complete run did not measure."""
-    other = row(case="other")
-
-    assert gone([row()], baseline(row(), other)) == [other.key]
 
 
 TILE, DIVIDES = "rms: constexpr n 333 or 2048", "rms: divisibility by 16 of n"

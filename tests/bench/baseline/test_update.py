@@ -134,15 +134,6 @@ def test_another_level_or_way_begins_anew(tmp_path: Path, now: Latency) -> None:
     assert _latency(_rows(tmp_path)[row().key]).history == ()
 
 
-def test_a_worker_writes_nothing(tmp_path: Path) -> None:
-    """A worker sees a part of the run; what it would write is refused, and an update of nothing is not."""
-    with pytest.raises(BaselineError, match="the controller merges"):
-        update(tmp_path, [row()], "new", worker=True)
-
-    assert update(tmp_path, [row()], "none", worker=True) == []
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_rows_of_several_workers_are_merged(tmp_path: Path) -> None:
     """The same row twice is one row; two that say different things are an error that names the fact, and no file."""
     update(tmp_path, [row(), row(latency=latency())], "new")

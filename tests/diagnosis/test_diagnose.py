@@ -267,10 +267,10 @@ def test_a_rule_that_breaks_leaves_the_others_their_turn(lab_of: Any, monkeypatc
 
 def test_every_variant_runs_once_within_the_budget(lab_of: Any) -> None:
     """The kernel is never asked the same thing twice, and no more often than allowed."""
-    lab = lab_of(wrong_gelu, torch.nn.functional.gelu, ROWS, PLAIN, max_runs=30)
+    lab = lab_of(wrong_gelu, torch.nn.functional.gelu, ROWS, PLAIN, max_runs=20)
     first = lab.attempt(lab.base)
     runs = lab.runs
     assert lab.attempt(lab.base) is first
     assert lab.runs == runs
     diagnose(lab)
-    assert lab.runs == 30
+    assert lab.runs == 20

@@ -143,7 +143,7 @@ def summary(context: Context) -> Verdict:
     """What was tried, what was not and why."""
     state = context.state(_State)
     if not (wanted(context.spec) or context.deep):
-        return unknown(NAME, "not asked for: compile=True or --fusion-profile deep switches it on")
+        return unknown(NAME, "not requested: compile=True or --fusion-profile deep switches it on")
     if not state.ran and not state.left:
         return unknown(NAME, "no case of ordinary values with more than one element was judged")
     words = ", ".join(state.ran) + (f"; {state.recompiles}" if state.recompiles else "")

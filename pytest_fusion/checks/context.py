@@ -188,7 +188,7 @@ def error_verdict(outcome: Outcome) -> Verdict:
     kind = type(error).__name__
     text = first_line(error)
     what = f"the kernel raised {kind}: {text}".rstrip(": ")
-    advice = f" (in {outcome.origin}); list the type in rejects= if refusing such a case is meant"
+    advice = f" (in {outcome.origin}); list the type in rejects= if refusing this case is meant"
     if (line := raised_by_filter(error)) is not None:
         advice = (
             f" (in {outcome.origin}): a warning that this run's warnings filter makes an error, which no caller need "

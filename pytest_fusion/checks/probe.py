@@ -82,7 +82,7 @@ def probe(
     ``again`` also calls with changed values at the same addresses. Rejections are those of ``judge_case``; an edit may
     raise ``ImpossibleCase``. Raises ``SpecError`` where the reference does not bear the values.
     """
-    quiet = {**context.spec.without, "vacuity": "not asked", "invariance": "not asked", "configs": "not asked"}
+    quiet = {**context.spec.without, "vacuity": "not needed", "invariance": "not needed", "configs": "not needed"}
     every = replace(context, spec=context.spec.with_(without=quiet))
     with multiprocessors.described(case):
         return _probe(every, case, check, laid or case, edit, again=again)

@@ -42,7 +42,7 @@ _MODES: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
 # than a thousandth. The lanes know few of its operations, so nothing finer is judged.
 _WRONG, _PRECISE = 0.25, 0.01
 
-Second = Literal["right", "refused", "missing", "wrong", "not asked"]
+Second = Literal["right", "refused", "missing", "wrong", "not judged"]
 
 
 @dataclass(slots=True)
@@ -83,7 +83,7 @@ def examined(trial: Trial, upstream: Upstream, first: Attempt) -> tuple[Verdict 
     verdict = _second_branch(trial, upstream, first)
     if verdict is not None:
         return verdict, evidence
-    second: Second = "not asked"
+    second: Second = "not judged"
     used_up = first.backward is not None and first.backward.saved and not trial.context.on(SECOND)
     if not used_up:  # a second derivative goes through the graph of the first one again
         verdict, second = _second_derivative(trial, upstream)
@@ -277,9 +277,9 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
     """What ``create_graph=True`` and a second backward give: right, refused, or not connected to some input."""
     logical, tensors = trial.logical, trial.result.case.tensors
     if any(logical[name].dtype not in (torch.float32, torch.float64) for name in upstream.wanted):
-        return None, "not asked"
+        return None, "not judged"
     if upstream.kind == "zero" or any(tensor.regime != "unit" for tensor in tensors.values()):
-        return None, "not asked"
+        return None, "not judged"
     spec, context, wanted = trial.spec, trial.context, upstream.wanted
     with context.clock.phase("make"):
         placed, above = prepared(trial, upstream, FILLS[0])
@@ -308,7 +308,7 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
     try:
         right = upstream.second({name: of[name] for name in differentiated})
     except (ReferenceFailed, NoGraph):
-        return None, "not asked"
+        return None, "not judged"
     return _judged_second(found, right, differentiated, _OWN if own else _TORCHS)
 
 

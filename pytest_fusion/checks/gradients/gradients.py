@@ -75,7 +75,7 @@ class _State:
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
     """Why there are no gradients to check without ``grad=``."""
-    return None if spec.grad else "not asked for: grad= is False"
+    return None if spec.grad else "not requested: grad= is False"
 
 
 def due(trial: Trial) -> bool:
@@ -381,7 +381,7 @@ def _other_fill(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | N
         return memory.depends_on_undefined(name, mask, lines)
     return failed(
         "bounds",
-        f"{int(mask.sum())} of {mask.numel()} element(s) of {name} depend on what lies around the inputs or in fresh "
+        f"{int(mask.sum())} of {mask.numel()} element(s) of {name} depend on what is around the inputs or in fresh "
         f"memory{memory.read_at(other.outcome, scratch=True) or memory.read_at(other.outcome, scratch=False)}",
         identity=f"bounds:{name}",
         output=name,

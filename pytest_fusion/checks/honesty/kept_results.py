@@ -212,7 +212,7 @@ class LaterCalls:
                 return self._finding(
                     "kept",
                     f"{name} is memory that the kernel keeps: after the caller wrote over it, a call on the same "
-                    "values returned what the caller had written; return a copy, or memory that nobody else holds",
+                    "values returned what the caller had written; return a copy, or memory that nothing else holds",
                     name,
                     "cached-answer",
                 )

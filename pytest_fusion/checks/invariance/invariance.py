@@ -38,7 +38,7 @@ MANY = 37
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
     """Why there is nothing to check: ``invariant=`` names no dim, or none that can be cut."""
     if not spec.invariant:
-        return "not asked for: invariant= names no dim"
+        return "not requested: invariant= names no dim"
     reasons = unsliceable(spec)
     return "; ".join(reasons.values()) if len(reasons) == len(spec.invariant) else None
 

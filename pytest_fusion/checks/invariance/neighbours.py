@@ -281,7 +281,7 @@ class Along:
         elif (place := _odd_one(whole, axis)) is not None or (place := _odd_one(other, axis)) is not None:
             kind, reason = (
                 "position",
-                f"{bits} depend on where it lies: at position {place} they are not those at 0",
+                f"{bits} depend on its position: at position {place} they are not those at 0",
             )
         elif (
             whole is not None

@@ -28,7 +28,7 @@ def _wanted(spec: FusionSpec, masks: Masks, mask: Mask) -> list[str]:
     return [
         name
         for name, t in able.items()
-        if name not in (*spec.mutates, *spec.clobbers) and (masks.rng.dims is not None or t.shape == mask.kept.shape)
+        if name not in (*spec.mutates, *spec.clobbers) and (masks.rng.dims is not None or t.shape == mask.keep.shape)
     ]
 
 
@@ -37,7 +37,7 @@ def backward(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
     context, case, wanted = trial.context, trial.result.case, _wanted(trial.spec, masks, mask)
     if not wanted:
         return None
-    ones, random = torch.ones_like(mask.kept), some_masks(mask.kept.shape, context.device)
+    ones, random = torch.ones_like(mask.keep), some_masks(mask.keep.shape, context.device)
     try:
         every = [_reference_gradients(trial, masks, wanted, m) for m in (ones, ~ones, *random)]
     except ReferenceFailed:
@@ -46,7 +46,7 @@ def backward(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
     sides = sides_of(values, zip(random, every[2:], strict=True), broadcast=masks.rng.dims is not None)
     got = _kernel_gradients(context, case, masks.probe, wanted) if sides else {}
     for name, side in sides.items():
-        seen = side.read(got[name], mask.kept.shape) if name in got else None
+        seen = side.read(got[name], mask.keep.shape) if name in got else None
         different = seen.differs(mask) if seen is not None else None
         if seen is None or different is None or not bool(different.any()):
             continue

@@ -124,7 +124,7 @@ def _impossible(trial: Trial, name: str, rows: _Rows, got: torch.Tensor) -> Verd
         at, count = int(outside.nonzero()[0]), int(outside.sum())
         return failed(
             "values",
-            f"{count} of {rows.count} draws of {name} lie outside the vocabulary of {vocabulary}, the first is "
+            f"{count} of {rows.count} draws of {name} are outside the vocabulary of {vocabulary}, the first is "
             f"{int(drawn[at])} in row {at}",
             identity=f"values:rng-range:{name}",
             cause="biased-sampling",
@@ -146,7 +146,7 @@ def _impossible(trial: Trial, name: str, rows: _Rows, got: torch.Tensor) -> Verd
     return failed(
         "values",
         f"{count} of {rows.count} draws of {name} have probability 0, the first is {int(drawn[at])} in row {at}, where "
-        f"{rank} of {vocabulary} entries can be drawn: a cut (top-k, top-p, a mask) lies elsewhere",
+        f"{rank} of {vocabulary} entries can be drawn: a cut (top-k, top-p, a mask) is elsewhere",
         identity=f"values:rng-support:{name}",
         cause="biased-sampling",
         output=name,

@@ -25,9 +25,8 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.plan import refit
-from pytest_fusion.checks import structure, values_check
 from pytest_fusion.checks.check import Check
-from pytest_fusion.checks.context import CaseResult, Context, precision, reference_of, rejection
+from pytest_fusion.checks.context import CaseResult, Context, reference_of, rejection
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.gradients.backward import Attempt
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
@@ -432,12 +431,7 @@ class _Compiling:
 
 def judged(trial: Trial, result: Any, placed: Placed) -> Verdict | None:
     """What is wrong with another result for a trial's case; ``None`` where nothing is."""
-    now = trial.collect(Outcome(result=result), placed)
-    found = structure.check_structure(
-        now, trial.expected, fused_sharing=set(), reference_sharing=set(), precision=precision(trial.logical)
-    )
-    if not found.failed:
-        found = values_check.as_verdict(trial.judge(now))
+    found = trial.compare(trial.collect(Outcome(result=result), placed))
     return found if found.failed else None
 
 

@@ -44,11 +44,11 @@ _ONE_GPU = "one GPU: tensors on a device that is not the current one were not tr
 
 @dataclass(slots=True)
 class _State:
-    """What this check keeps from case to case of one test: parts that gave evidence, and why others gave none."""
+    """What this check keeps from case to case of one test: parts that gave evidence, and whether streams gave none."""
 
     cases: int = 0
     proved: dict[str, None] = field(default_factory=dict)
-    left: dict[str, None] = field(default_factory=dict)
+    blind: bool = False
     found: str = ""
     steps: int = 0
 
@@ -85,8 +85,8 @@ def run(trial: Trial) -> Verdict:
     with trial.context.clock.phase(NAME):
         found = _Parts(trial, state).run()
     if found is None:
-        left = [reason for part, reason in _LEFT.items() if part not in state.proved and reason in state.left]
-        return unknown(NAME, "; ".join(left)) if left else passed(NAME, parts=list(state.proved))
+        blind = state.blind and "streams" not in state.proved
+        return unknown(NAME, _BLIND) if blind else passed(NAME, parts=list(state.proved))
     state.found = str(found.cause)
     return found
 
@@ -95,7 +95,6 @@ _BLIND = (
     "no call behind a slow producer could be distinguished from one that ran too early: it waits for the device by "
     "itself, or its result does not depend on floating inputs"
 )
-_LEFT: dict[str, str] = {"streams": _BLIND}
 
 
 def summary(context: Context) -> Verdict:
@@ -103,9 +102,8 @@ def summary(context: Context) -> Verdict:
     state = context.state(_State)
     if not state.cases:
         return unknown(NAME, "no case of ordinary values with an element was judged")
-    left = [reason for part, reason in _LEFT.items() if part not in state.proved]
-    if left:
-        return unknown(NAME, "; ".join(left))
+    if "streams" not in state.proved:
+        return unknown(NAME, _BLIND)
     words = ", ".join(state.proved)
     return Verdict(NAME, "pass", f"{words}; {_ONE_GPU}" if streams.other_device(context.device) is None else words)
 
@@ -161,7 +159,7 @@ class _Parts:
                 return None
             if not behind.late:
                 cycles *= 2  # of a GPU that many processes share, one has a turn every few tens of milliseconds
-        self.state.left[_BLIND] = None
+        self.state.blind = True
         return None
 
     def too_early(self, wrong: Verdict) -> Verdict | None:

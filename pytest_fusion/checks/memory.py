@@ -136,12 +136,20 @@ def of_undefined(lines: Sequence[Site]) -> str:
 
 def depends_on_undefined(output: str, mask: torch.Tensor, lines: Sequence[Site]) -> Verdict:
     """Elements of an output, in ``mask``, that change with what masked lanes of loads in these lines hold."""
+    cause = "wrong-neutral-element"
+    return of_elements("bounds", output, mask, f"depend on {of_undefined(lines)}", slug="undefined", cause=cause)
+
+
+def of_elements(
+    check: str, output: str, mask: torch.Tensor, what: str, rest: str = "", *, slug: str, cause: str | None = None
+) -> Verdict:
+    """The failure of the elements of an output in ``mask``; ``what`` they do wrong, in words, and the ``rest``."""
     count, first = int(mask.sum()), [int(i) for i in mask.nonzero()[0]]
     return failed(
-        "bounds",
-        f"{count} of {mask.numel()} element(s) of {output} depend on {of_undefined(lines)}, the first at {first}",
-        identity="bounds:undefined",
-        cause="wrong-neutral-element",
+        check,
+        f"{count} of {mask.numel()} element(s) of {output} {what}, the first at {first}{rest}",
+        identity=f"{check}:{slug}",
+        cause=cause,
         output=output,
         count=count,
         total=mask.numel(),
@@ -162,18 +170,7 @@ def unwritten_mask(a: Outcome, b: Outcome, x: torch.Tensor, y: torch.Tensor) -> 
 def check_unwritten(masks: Mapping[str, torch.Tensor | None]) -> Verdict:
     """Every element of every output was written."""
     for name, mask in masks.items():
-        if mask is None or not bool(mask.any()):
-            continue
-        count = int(mask.sum())
-        first = [int(i) for i in mask.nonzero()[0]]
-        return failed(
-            "unwritten",
-            f"{count} of {mask.numel()} element(s) of {name} were never written, the first at {first}: they hold what "
-            "torch.empty found in memory",
-            identity=f"unwritten:{name}",
-            output=name,
-            count=count,
-            total=mask.numel(),
-            first=first,
-        )
+        if mask is not None and bool(mask.any()):
+            rest = ": they hold what torch.empty found in memory"
+            return of_elements("unwritten", name, mask, "were never written", rest, slug=name)
     return passed("unwritten")

@@ -175,8 +175,7 @@ def gradient(found: Probe, name: str, order: Sequence[int] | None = None) -> tup
         right = upstream.lanes(1).get(name)
     except (NoGraph, ReferenceFailed):
         return None
-    attempt = Attempt(found.trial, upstream, FILLS[0])
-    got = attempt.backward.gradients.get(name) if attempt.backward is not None else None
+    got = Attempt(found.trial, upstream, FILLS[0]).named().get(f"d{name}")
     return None if got is None or right is None else (got.detach(), right.oracle)
 
 
@@ -190,7 +189,7 @@ def raced(found: Probe, name: str) -> tuple[torch.Tensor | None, list[Race]]:
     except (NoGraph, ReferenceFailed):
         return None, []
     attempt = Attempt(found.trial, upstream, FILLS[0])
-    got = attempt.backward.gradients.get(name) if attempt.backward is not None else None
+    got = attempt.named().get(f"d{name}")
     return None if got is None else got.detach(), _races(attempt.outcome)
 
 

@@ -260,8 +260,6 @@ class Trial:
             placed = place(self.logical, case, context.device, FILLS[0])
         with context.clock.phase("fused"):
             fresh = run_fused(spec.fused, placed, context.extra, programs=context.programs, fill=FILLS[1])
-        name, mask = difference
-        count, first = int(mask.sum()), [int(i) for i in mask.nonzero()[0]]
         caused_by_fresh = fresh.error is None and (
             repeat.first_difference(_without(got, chance), self.collect(fresh, placed).tensors) is not None
         )
@@ -271,17 +269,7 @@ class Trial:
             else ("bounds", "the bytes between or around the elements of an input", "surroundings")
         )
         source += memory.read_at(fresh, scratch=caused_by_fresh)
-        return self.note(
-            failed(
-                check,
-                f"{count} of {mask.numel()} element(s) of {name} depend on {source}, the first at {first}",
-                identity=f"{check}:{slug}",
-                output=name,
-                count=count,
-                total=mask.numel(),
-                first=first,
-            )
-        )
+        return self.note(memory.of_elements(check, *difference, f"depend on {source}", slug=slug))
 
     def again(self, fill: str, chance: set[str]) -> dict[str, torch.Tensor] | None:
         """What one more call gives under a fill, but for what varies by chance; ``None`` where it raises."""
@@ -336,6 +324,21 @@ class Trial:
                 numbers=self.reference.numbers,
             )
         return dict(zip(collect(run.result, run.arguments, self.spec.mutates).tensors, run.lanes, strict=True))
+
+    def compare(self, got: Outputs, *, keep: bool = False) -> Verdict:
+        """The verdict on another result, by structure and values; what it shares memory with does not count.
+
+        ``keep`` a wrong one for the picture of its errors.
+        """
+        verdict = structure.check_structure(
+            got, self.expected, fused_sharing=set(), reference_sharing=set(), precision=precision(self.logical)
+        )
+        if verdict.failed:
+            return verdict
+        judged = self.judge(got)
+        if keep:
+            self.keep(got, judged)
+        return values_check.as_verdict(judged)
 
     def judge(self, got: Outputs, *, grade: bool = False) -> dict[str, ValuesVerdict]:
         with self.context.clock.phase("judge"):
@@ -413,11 +416,7 @@ class Trial:
         else:
             trial = Trial(context, CaseResult(case), logical, reference, expected, self.alone)
             now = trial.collect(outcome, placed)
-            verdict = structure.check_structure(
-                now, trial.expected, fused_sharing=set(), reference_sharing=set(), precision=precision(logical)
-            )
-            if not verdict.failed:
-                verdict = values_check.as_verdict(trial.judge(now))
+            verdict = trial.compare(now)
             stale = repeat.first_difference(before, now.tensors) is None
             what = "returned the previous call's answer" if stale else "returned what a first call does not"
             cause = "cached-answer" if stale else None

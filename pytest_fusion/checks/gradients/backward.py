@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
-from pytest_fusion.checks import memory, structure, values_check
-from pytest_fusion.checks.context import allows_chance, error_verdict, precision, rejection, tensors_of
+from pytest_fusion.checks import memory, structure
+from pytest_fusion.checks.context import allows_chance, error_verdict, rejection, tensors_of
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.checks.outputs import Outputs, collect
 from pytest_fusion.checks.repeat import repeat
@@ -241,13 +241,7 @@ def wrong_results(trial: Trial, results: Mapping[str, torch.Tensor], when: str, 
     if lacking:
         return failed(NAME, f"{when}, the kernel returns no {lacking[0]}", identity=f"gradients:{slug}:nesting")
     got = Outputs({name: results[name] for name in trial.order}, trial.expected.plain, trial.expected.shape)
-    verdict = structure.check_structure(
-        got, trial.expected, fused_sharing=set(), reference_sharing=set(), precision=precision(trial.logical)
-    )
-    if not verdict.failed:
-        judged = trial.judge(got)
-        verdict = values_check.as_verdict(judged)
-        trial.keep(got, judged)
+    verdict = trial.compare(got, keep=True)
     if not verdict.failed:
         return None
     return failed(

@@ -47,17 +47,6 @@ from pytest_fusion.run.stress import delayed_streams
 
 NAME = "honesty"
 
-# How many calls were asked whether they ran the reference function, and how many did.
-
-
-@dataclass(slots=True)
-class ReferenceCalls:
-    """Calls of the kernel that were watched for the reference function, and how many of them ran it."""
-
-    watched: int = 0
-    ran: int = 0
-
-
 # How often a result is looked at that is not right when it is returned.
 _STEP_S = 0.005
 # Buffers that a kernel may return in turn; so many calls show whose memory an earlier result is.
@@ -69,6 +58,14 @@ _ELSEWHERE = 8
 _FEW_VALUES = 2
 
 Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(slots=True)
+class ReferenceCalls:
+    """Calls of the kernel that were watched for the reference function, and how many of them ran it."""
+
+    watched: int = 0
+    ran: int = 0
 
 
 class _Refused(Exception):
@@ -123,8 +120,7 @@ class LaterCalls:
 
     def judge(self) -> Verdict | None:
         """What ends the check; ``None`` where nothing was found, with what ``ran`` and what is ``left`` and why."""
-        steps = (("values", self._other_values), ("address", self._recycled))
-        for name, step in steps:
+        for name, step in (("values", self._other_values), ("address", self._recycled)):
             try:
                 verdict = step()
             except _Refused:
@@ -199,8 +195,7 @@ class LaterCalls:
 
     def _same_answer(self, a: _Call, b: _Call, written: Sequence[str]) -> Verdict | None:
         """Two calls on the same values, the results ``written`` of the first one written over in between."""
-        verdict = self._late(b)
-        if verdict is not None:
+        if (verdict := self._late(b)) is not None:
             return verdict
         for name in self.names:
             if name not in a.returned or name not in b.returned:
@@ -216,8 +211,7 @@ class LaterCalls:
                     name,
                     "cached-answer",
                 )
-            verdict = self._unfinished(b)
-            if verdict is not None:
+            if (verdict := self._unfinished(b)) is not None:
                 return verdict
             old = not repeat.differ(wrong, self.right[name])
             # Where results may vary, a number or two that come again may do so by chance.
@@ -250,16 +244,15 @@ class LaterCalls:
             fresh = renewed(arena, numbers, self.trial.logical)
             arena.refill(FILLS[0])
         got = self._called(fresh)
-        wrong = self._wrong(got)
+        wrong = self.first_wrong(got.returned)
         if wrong is None:
             return self._late(got)
-        verdict = self._unfinished(got)  # first: two unfinished results are alike
-        if verdict is not None:
+        if (verdict := self._unfinished(got)) is not None:  # first: two unfinished results are alike
             return verdict
         if wrong in returned and wrong in got.returned and not repeat.differ(returned[wrong], got.returned[wrong]):
             return self._recycled_finding(wrong, old=True)
         for _ in range(_ELSEWHERE):
-            if self._wrong(self._called(self._place(self.trial.logical))) is not None:
+            if self.first_wrong(self._called(self._place(self.trial.logical)).returned) is not None:
                 return self._unsteady(wrong)
         return self._recycled_finding(wrong, old=False)
 
@@ -328,13 +321,6 @@ class LaterCalls:
         calls.watched += 1
         calls.ran += seen
 
-    def _wrong(self, call: _Call) -> str | None:
-        """The first output that is not the case's own answer."""
-        for name in self.names:
-            if name not in call.returned or not self._is_right(name, call.returned[name]):
-                return name
-        return None
-
     def first_wrong(self, outputs: Mapping[str, torch.Tensor]) -> str | None:
         """The first of the case's outputs that is missing among these, or is not its answer."""
         return next((n for n in self.names if n not in outputs or not self._is_right(n, outputs[n])), None)
@@ -362,8 +348,7 @@ class LaterCalls:
         """As ``_late``, of a result that is wrong: whether it still changes."""
         begun = pristine.perf_counter()
         while pristine.perf_counter() - begun < self.patience_s:
-            verdict = self._late(call)
-            if verdict is not None:
+            if (verdict := self._late(call)) is not None:
                 return verdict
             sleep(_STEP_S)
         return None

@@ -26,7 +26,7 @@ from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.plan import refit
 from pytest_fusion.checks.check import Check
-from pytest_fusion.checks.context import CaseResult, Context, reference_of, rejection
+from pytest_fusion.checks.context import CaseResult, Context, other_values, reference_of, rejection
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.gradients.backward import Attempt
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
@@ -399,7 +399,7 @@ class _Compiling:
             return None
         case = self.trial.result.case
         placed = self.place(case, self.trial.logical)
-        other, logical = self.trial.other_values("captured")
+        other, logical = other_values(self.context, case, self.trial.logical, "captured")
         if logical is None or _plain(logical) != _plain(self.trial.logical):
             return None  # what the host knows of the values is part of the graph
         graph, error = self.call(lambda **given: compilers.Captured(self.spec.fused, given, self.context.extra), placed)

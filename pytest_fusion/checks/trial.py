@@ -12,21 +12,20 @@ import torch
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.containers import has_no_equality, hidden, leaves, tensors_by_name
-from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.checks import memory, structure, values_check
 from pytest_fusion.checks.context import (
     CaseResult,
     Context,
     call,
+    call_placed,
     conclude,
     error_verdict,
+    other_values,
     precision,
     reader,
     reference_of,
     reject,
     rejection,
-    same_draws,
-    shapes,
     tensors_of,
 )
 from pytest_fusion.checks.outputs import IN_PLACE, Outputs, collect, varies
@@ -80,10 +79,10 @@ class Trial:
         self.context, self.result, self.logical = context, result, logical
         self.reference, self.expected = reference, expected
         self.spec = context.spec
+        self.order = list(expected.tensors)
         self.sampled = self.set_apart()
         # Whether the reference may round to 16 bits on its way.
         self.narrow = any(t.dtype in NARROW for t in tensors_of(logical).values())
-        self.order = list(expected.tensors)
         self._lanes: dict[tuple[int, str], dict[str, OutputLanes]] = {}
         self._laid: dict[str, OutputLanes] | None = None
 
@@ -145,13 +144,17 @@ class Trial:
 
     def set_apart(self) -> dict[str, torch.Tensor]:
         """The reference's probabilities of sampled outputs, taken out of what is compared element by element."""
-        names, reference = list(self.expected.tensors), self.reference
-        apart = {n: self.expected.tensors.pop(n) for n in names if n in self.spec.sampled}
+        apart = {name: self.expected.tensors.pop(name) for name in self.order if name in self.spec.sampled}
         if apart:
-            keep = [i for i, name in enumerate(names) if name not in apart]
-            reference.lanes = [reference.lanes[i] for i in keep] if reference.lanes else []
-            reference.native = [reference.native[i] for i in keep]
+            self.leave_out_others()
         return apart
+
+    def leave_out_others(self) -> None:
+        """Take what is no longer expected out of what the reference gave."""
+        reference, keep = self.reference, [i for i, name in enumerate(self.order) if name in self.expected.tensors]
+        reference.lanes = [reference.lanes[i] for i in keep] if reference.lanes else []
+        reference.native = [reference.native[i] for i in keep]
+        self.order = [self.order[i] for i in keep]
 
     def note(self, verdict: Verdict) -> bool:
         return conclude(self.context, self.result, verdict)
@@ -206,11 +209,8 @@ class Trial:
 
     def returned(self, outputs: Outputs) -> dict[str, torch.Tensor]:
         """Outputs that the call returned, without inputs written in place, which are their own memory."""
-        own = {name: t for name, t in outputs.tensors.items() if not name.endswith(IN_PLACE)}
-        return {name: t for name, t in own.items() if not self.is_mutated(t, outputs)}
-
-    def is_mutated(self, t: torch.Tensor, outputs: Outputs) -> bool:
-        return any(t is other for name, other in outputs.tensors.items() if name.endswith(IN_PLACE))
+        written = {id(t) for name, t in outputs.tensors.items() if name.endswith(IN_PLACE)}
+        return {name: t for name, t in outputs.tensors.items() if id(t) not in written}
 
     def collect(self, outcome: Outcome, placed: Placed) -> Outputs:
         """The kernel's outputs; what one of an in-place kernel and its reference returns alone is left out."""
@@ -218,10 +218,7 @@ class Trial:
         if self.spec.mutates and (outcome.result is None) != (self.reference.result is None):
             got = collect(None, placed.arguments, self.spec.mutates, returned=False)
             self.expected = collect(None, self.reference.arguments, self.spec.mutates, returned=False)
-            keep = [i for i, name in enumerate(self.order) if name in self.expected.tensors]
-            self.reference.lanes = [self.reference.lanes[i] for i in keep] if self.reference.lanes else []
-            self.reference.native = [self.reference.native[i] for i in keep]
-            self.order = [self.order[i] for i in keep]
+            self.leave_out_others()
         return got
 
     def explain_difference(self, got: Outputs, other: Outputs) -> bool:
@@ -381,28 +378,17 @@ class Trial:
 
                 self.context.progress.vacuity.observe(name, self.reference.native[i], accepts)
 
-    def other_values(self, *salt: str) -> tuple[Case, Mapping[str, Any] | None]:
-        """The case with another seed, and its values where they have the same shapes, ``None`` where not."""
-        case = self.result.case.with_(seed=counter_random.mix(self.result.case.seed, *salt) >> 1)
-        try:
-            with self.context.clock.phase("make"):
-                logical = {**make_inputs(self.spec, case, self.context.device), **same_draws(self.spec, self.logical)}
-        except (ImpossibleCase, InputFailed):
-            return case, None
-        return case, logical if shapes(logical) == shapes(self.logical) else None
-
     def call_again(self, got: Outputs, placed: Placed) -> None:
         """Changed values at the same addresses: a cached answer, or state left by the first call, shows here."""
         context, spec = self.context, self.spec
-        case, logical = self.other_values("again")
+        case, logical = other_values(context, self.result.case, self.logical, "again")
         if logical is None:
             return
         before = {name: t.clone() for name, t in got.tensors.items()}
         with context.clock.phase("make"):
             rewrite(placed, logical)
             placed.arena.refill(FILLS[0])
-        with context.clock.phase("fused"):
-            outcome = run_fused(spec.fused, placed, context.extra, programs=context.programs)
+        outcome = call_placed(context, spec.fused, placed)
         try:
             # After the kernel, which must find no right answer in memory.
             context = drawn_alike(context, case, logical, self.draws)

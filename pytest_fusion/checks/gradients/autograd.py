@@ -18,7 +18,7 @@ import torch
 
 from pytest_fusion.case import counter_random
 from pytest_fusion.checks import memory
-from pytest_fusion.checks.context import Context, error_verdict, rejection
+from pytest_fusion.checks.context import Context, call_placed, error_verdict, rejection
 from pytest_fusion.checks.gradients.backward import NAME, Attempt, connected, ended, named, prepared, wrong_results
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.checks.outputs import IN_PLACE, collect
@@ -28,7 +28,6 @@ from pytest_fusion.checks.verdict import SECOND, Verdict, failed
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.reference import ReferenceFailed, copies, takes
 from pytest_fusion.run import saved_tensors
-from pytest_fusion.run.fused import run_fused
 from pytest_fusion.run.memory import FILLS, unwatched
 from pytest_fusion.run.placing import place
 
@@ -113,8 +112,7 @@ def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None,
         with _MODES[mode]():
             return spec.fused(**arguments)
 
-    with context.clock.phase("fused"):
-        outcome = run_fused(call, placed, context.extra, programs=context.programs)
+    outcome = call_placed(context, call, placed)
     when = f"under torch.{mode}()"
     error = outcome.error
     if error is not None:
@@ -259,8 +257,7 @@ def _branched(trial: Trial, upstream: Upstream) -> tuple[dict[str, torch.Tensor]
         )
         found.update(named(dict(zip(wanted, gradients, strict=True))))
 
-    with context.clock.phase("fused"):
-        outcome = run_fused(call, placed, context.extra, programs=context.programs)
+    outcome = call_placed(context, call, placed)
     verdict = ended(trial, outcome, placed, above, altered)
     return verdict if verdict is not None else (found, extra)
 
@@ -301,8 +298,7 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
             torch.autograd.backward(list(once.values()), [of[name] for name in once])
             found.update((name, arguments[name].grad) for name in wanted)
 
-    with context.clock.phase("fused"):
-        outcome = run_fused(call, placed, context.extra, programs=context.programs)
+    outcome = call_placed(context, call, placed)
     if outcome.error is not None:
         return None, "refused"
     try:

@@ -10,14 +10,14 @@ import torch
 
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.checks import memory, structure
-from pytest_fusion.checks.context import allows_chance, error_verdict, rejection, tensors_of
+from pytest_fusion.checks.context import allows_chance, call_placed, error_verdict, rejection, tensors_of
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.checks.outputs import Outputs, collect
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed
 from pytest_fusion.run import saved_tensors
-from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import unwatched
 from pytest_fusion.run.placing import Placed, place
 
@@ -62,8 +62,7 @@ class Attempt:
         self.altered: Altered = {}
         # Copies of forward's results.
         self.forward: dict[str, torch.Tensor] = {}
-        with context.clock.phase("fused"):
-            self.outcome: Outcome = run_fused(self._call, self.placed, context.extra, programs=context.programs)
+        self.outcome = call_placed(context, self._call, self.placed)
 
     def named(self) -> dict[str, torch.Tensor]:
         """The gradients that came back, by the names under which ``deterministic=`` knows them."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -91,7 +91,7 @@ def wanted(trial: Trial) -> list[str]:
     What is absent (an optional bias) is not among them.
     """
     spec, case = trial.spec, trial.result.case
-    among = list(trial.logical) if spec.grad is True else list(_names(spec.grad))
+    among: Iterable[str] = trial.logical if spec.grad is True else spec.grad  # type: ignore[assignment]
     able = [
         name
         for name in among
@@ -120,10 +120,6 @@ def all_gradients(seed: int) -> bool:
     """Whether a case of this seed requires the gradients of all inputs, for a random upstream gradient."""
     kind = KINDS[counter_random.mix(seed, "upstream kind") % len(KINDS)]
     return kind == "random" and counter_random.mix(seed, "subset?") % _PART_EVERY != 0
-
-
-def _names(grad: Any) -> Sequence[str]:
-    return (grad,) if isinstance(grad, str) else tuple(grad)
 
 
 def compile_only(trial: Trial) -> None:

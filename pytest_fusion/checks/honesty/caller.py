@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.checks.context import call_placed
 from pytest_fusion.checks.outputs import collect
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed
 from pytest_fusion.interpreter.bridge.named_device import stay_on_the_cpu
-from pytest_fusion.run.fused import run_fused
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import place
 from pytest_fusion.run.stress import unmarked
@@ -63,8 +63,7 @@ def _wrong(trial: Trial, first_wrong: FirstWrong, frames: list[unmarked.Frame], 
 
     with context.clock.phase("make"):
         placed = place(trial.logical, trial.result.case, context.device, FILLS[0])
-    with context.clock.phase("fused"):
-        outcome = run_fused(fused, placed, context.extra, programs=context.programs)
+    outcome = call_placed(context, fused, placed)
     if outcome.error is not None:
         return f"the kernel raises {type(outcome.error).__name__}"
     outputs = collect(outcome.result, placed.arguments, spec.mutates).tensors

@@ -32,7 +32,7 @@ import torch
 from pytest_fusion.case import counter_random as numbers
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks import structure
-from pytest_fusion.checks.context import CaseResult, reference_of, rejection
+from pytest_fusion.checks.context import CaseResult, call_placed, other_values, reference_of, rejection
 from pytest_fusion.checks.outputs import collect
 from pytest_fusion.checks.randomness.masks import drawn_alike
 from pytest_fusion.checks.repeat import repeat
@@ -40,7 +40,7 @@ from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, unknown
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run import pristine
-from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import Placed, place, renewed
 from pytest_fusion.run.stress import delayed_streams
@@ -136,7 +136,7 @@ class LaterCalls:
 
     def _other_values(self) -> Verdict | None:
         """Other values, then the same ones elsewhere once the caller has written over the result."""
-        case, logical = self.trial.other_values(NAME, "other")
+        case, logical = other_values(self.context, self.case, self.trial.logical, NAME, "other")
         if logical is None:
             self.left["values"] = "no other values of the same shapes could be drawn"
             return None
@@ -271,7 +271,7 @@ class LaterCalls:
 
     def _works_for_new_values(self, least: int) -> bool:
         """Whether a call on values never seen does more work: else the call before did something once."""
-        logical = self.trial.other_values(NAME, "third")[1]
+        logical = other_values(self.context, self.case, self.trial.logical, NAME, "third")[1]
         return logical is not None and self._called(self._place(logical)).work > least
 
     def _place(self, logical: Mapping[str, Any]) -> Placed:
@@ -292,8 +292,7 @@ class LaterCalls:
             returned.update({name: now[name].detach().clone() for name in self.names if name in now})
             return result
 
-        with self.context.clock.phase("fused"):
-            outcome = run_fused(fused, placed, self.context.extra, programs=self.context.programs)
+        outcome = call_placed(self.context, fused, placed)
         if outcome.error is not None:
             raise _Refused if rejection(self.spec, outcome.error) is not None else _Raised(outcome)
         now = collect(outcome.result, placed.arguments, self.spec.mutates).tensors

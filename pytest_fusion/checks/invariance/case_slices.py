@@ -116,16 +116,11 @@ def input_axes(spec: FusionSpec, case: Case, other: Case, logical: Mapping[str, 
         if not set(inner.needs) & changed:
             continue
         changed.add(name)
-        given[name] = _derive(name, inner, {**other.sizes, **given}, other, _device_of(logical, axes))
+        device = next(logical[each].device for each in axes)
+        given[name] = _derive(name, inner, {**other.sizes, **given}, other, device)
         if not _same(given[name], logical[name]):
             axes[name] = _moved_axis(name, logical[name], given[name], slices)
     return axes
-
-
-def _device_of(logical: Mapping[str, Any], axes: Mapping[str, int]) -> torch.device:
-    device = next(logical[name].device for name in axes)
-    assert isinstance(device, torch.device)
-    return device
 
 
 def _same(a: Any, b: Any) -> bool:

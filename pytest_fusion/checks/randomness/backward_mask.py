@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from pytest_fusion.case.case_model import Case
-from pytest_fusion.checks.context import Context
+from pytest_fusion.checks.context import Context, call_placed
 from pytest_fusion.checks.outputs import collect
 from pytest_fusion.checks.randomness.masks import Mask, Masks, sides_of, some_masks
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed
 from pytest_fusion.oracle.reference import ReferenceFailed, copies, takes
-from pytest_fusion.run.fused import run_fused
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import place
 from pytest_fusion.run.seeded import MaskedReference, plain
@@ -23,7 +22,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 
 def _wanted(spec: FusionSpec, masks: Masks, mask: Mask) -> list[str]:
     """The inputs whose gradients may show backward's mask."""
-    named = list(masks.probe) if spec.grad is True else [spec.grad] if isinstance(spec.grad, str) else spec.grad or ()
+    named: Iterable[str] = masks.probe if spec.grad is True else spec.grad or ()
     able = {n: t for n in named if isinstance(t := masks.probe.get(n), torch.Tensor) and t.dtype.is_floating_point}
     return [
         name
@@ -101,6 +100,5 @@ def _kernel_gradients(
         result = context.spec.fused(**arguments)
         return _gradients_of(collect(result, arguments, context.spec.mutates).tensors, arguments, wanted)
 
-    with context.clock.phase("fused"):
-        outcome = run_fused(both, placed, context.extra, programs=context.programs)
+    outcome = call_placed(context, both, placed)
     return outcome.result if outcome.error is None else {}

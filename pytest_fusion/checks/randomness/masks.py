@@ -18,9 +18,8 @@ import torch
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.layouts import geometry
-from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.plan import regimes_of
-from pytest_fusion.checks.context import Context, call, reader, same_draws, shapes
+from pytest_fusion.checks.context import Context, call, other_values, reader
 from pytest_fusion.checks.outputs import collect
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle.reference import ReferenceFailed, run_reference, takes
@@ -297,7 +296,7 @@ def _seen_too(context: Context, case: Case, logical: Mapping[str, Any], mask: Ma
 def _completed(context: Context, case: Case, logical: Mapping[str, Any], mask: Mask) -> Mask:
     """``mask`` with what other values show of it: first those of the case without their zeros."""
     for turn in range(_OTHERS):
-        values = logical if turn == 0 else _other_values(context, case, logical, turn)
+        values = logical if turn == 0 else other_values(context, case, logical, "mask", turn)[1]
         if values is None or bool(mask.known.all()):
             break
         other = _without_zeros(values)
@@ -322,16 +321,6 @@ def _without_zeros(logical: Mapping[str, Any]) -> dict[str, Any]:
                 turns = torch.arange(int(zero.sum()), device=value.device) % others.numel()
                 found[name] = value.masked_scatter(zero, others[turns])
     return found
-
-
-def _other_values(context: Context, case: Case, logical: Mapping[str, Any], turn: int) -> Mapping[str, Any] | None:
-    """Others of the same shapes and random numbers."""
-    reseeded_case = case.with_(seed=counter_random.mix(case.seed, "mask", turn) >> 1)
-    try:
-        other = {**make_inputs(context.spec, reseeded_case, context.device), **same_draws(context.spec, logical)}
-    except (ImpossibleCase, InputFailed):
-        return None
-    return other if shapes(other) == shapes(logical) else None
 
 
 class Masks:

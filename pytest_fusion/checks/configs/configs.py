@@ -154,20 +154,12 @@ def run(trial: Trial) -> Verdict:
         chosen = _chosen(context, progress_of, tuned)
     why: list[str] = []
     for seen, index in chosen:
-        alone, progress = _alone(trial, seen, index), state.of(seen)
-        progress.tries[index] += 1
+        alone = _alone(trial, seen, index)
+        state.of(seen).tries[index] += 1
         if alone.failure is not None:
             state.focus = _Focus(id(seen.tuner), index, context.progress.unrepeated)
             return alone.failure
-        if alone.refused:
-            progress.refused.add(index)
-            state.reach.drop((id(seen.tuner), index))
-        elif alone.unable:
-            progress.unable[index] = f"{seen.called(index)} could not run: {alone.unable}"
-            why += [] if index in progress.ran else [progress.unable[index]]
-        elif alone.launches:
-            progress.ran.add(index)
-            state.reach.note((id(seen.tuner), index), context.spec, trial.result.case)
+        why += _noted(trial, state, seen, index, alone)
     # What a benchmark leaves behind was asked of the cases before.
     found = None if aim else _tuning(trial, tuned)
     if found is not None:
@@ -177,6 +169,21 @@ def run(trial: Trial) -> Verdict:
     why += [] if chosen or aim else [_OWN]
     of = sum(seen.total for seen in tuned)
     return unknown(NAME, why[0], ran=len(chosen), of=of) if why else passed(NAME, ran=len(chosen), of=of)
+
+
+def _noted(trial: Trial, state: _State, seen: Tuned, index: int, alone: _Alone) -> list[str]:
+    """Note what became of a config that is not wrong; the reason if it could not run on any case so far."""
+    progress, key = state.of(seen), (id(seen.tuner), index)
+    if alone.refused:
+        progress.refused.add(index)
+        state.reach.drop(key)
+    elif alone.unable:
+        progress.unable[index] = f"{seen.called(index)} could not run: {alone.unable}"
+        return [] if index in progress.ran else [progress.unable[index]]
+    elif alone.launches:
+        progress.ran.add(index)
+        state.reach.note(key, trial.spec, trial.result.case)
+    return []
 
 
 def _chosen(context: Context, progress: Iterable[_Progress], tuned: Iterable[Tuned]) -> list[tuple[Tuned, int]]:

@@ -272,10 +272,7 @@ def _drawn(trial: Trial, what: str, name: str) -> torch.Tensor:
 
 def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None, Second]:
     """What ``create_graph=True`` and a second backward give: right, refused, or not connected to some input."""
-    logical, tensors = trial.logical, trial.result.case.tensors
-    if any(logical[name].dtype not in (torch.float32, torch.float64) for name in upstream.wanted):
-        return None, "not judged"
-    if upstream.kind == "zero" or any(tensor.regime != "unit" for tensor in tensors.values()):
+    if not _may_be_judged(trial, upstream):
         return None, "not judged"
     spec, context, wanted = trial.spec, trial.context, upstream.wanted
     with context.clock.phase("make"):
@@ -306,6 +303,13 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
     except (ReferenceFailed, NoGraph):
         return None, "not judged"
     return _judged_second(found, right, differentiated, _OWN if own else _TORCHS)
+
+
+def _may_be_judged(trial: Trial, upstream: Upstream) -> bool:
+    """Whether a second derivative is precise enough here, and none that is zero."""
+    precise = all(trial.logical[name].dtype in (torch.float32, torch.float64) for name in upstream.wanted)
+    plain = all(tensor.regime == "unit" for tensor in trial.result.case.tensors.values())
+    return precise and plain and upstream.kind != "zero"
 
 
 def _judged_second(

@@ -162,17 +162,22 @@ class LaterCalls:
         verdict = self._same_answer(a, b, written) or self._earlier(b)
         if verdict is not None:
             return verdict
+        return self._looked_up(a, b, depends) or self._late(b)
+
+    def _looked_up(self, a: _Call, b: _Call, depends: Sequence[str]) -> Verdict | None:
+        """The second call on the same values took its answer, an output that ``depends`` on them, from a cache."""
+        if not depends or b.work >= a.work or not self._works_for_new_values(b.work):
+            return None
         # Less work alone may be a weight that is packed once for its content; none, or the answer in memory, is not.
-        looked_up = depends and b.work < a.work and self._works_for_new_values(b.work)
-        if looked_up and (not b.work or _held(a.returned[depends[0]], (a, b))):
-            return self._finding(
-                "remembered",
-                f"{depends[0]} was looked up: a call on values seen before made {b.work} of the {a.work} launches and "
-                "operators that new values take, and the kernel keeps its answer",
-                depends[0],
-                "cached-answer",
-            )
-        return self._late(b)
+        if b.work and not _held(a.returned[depends[0]], (a, b)):
+            return None
+        return self._finding(
+            "remembered",
+            f"{depends[0]} was looked up: a call on values seen before made {b.work} of the {a.work} launches and "
+            "operators that new values take, and the kernel keeps its answer",
+            depends[0],
+            "cached-answer",
+        )
 
     def _earlier(self, a: _Call) -> Verdict | None:
         """The results that were judged, after this call: what changed is memory that was returned again, if it was."""

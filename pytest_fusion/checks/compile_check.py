@@ -34,7 +34,6 @@ from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run import compilers
-from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.opcheck import opcheck
 from pytest_fusion.run.operators import Form, Log, Made, OperatorCall, logged
@@ -293,7 +292,7 @@ class _Compiling:
         result, error = self.call(compiled, placed)
         if error is not None:
             return self.raised(how, error)
-        wrong = judged(self.trial, result, placed)
+        wrong = self.trial.wrong(result, placed)
         if wrong is None:
             return None
         return self.fail(
@@ -383,12 +382,12 @@ class _Compiling:
         except ReferenceFailed:
             return None
         trial = Trial(self.context, CaseResult(case), logical, reference, expected, self.trial.alone)
-        wrong = judged(trial, result, placed)
+        wrong = trial.wrong(result, placed)
         if wrong is None or wrong.statistical:
             return None
         eager = self.place(case, logical)
         again, error = self.call(self.spec.fused, eager)
-        return wrong if error is None and judged(trial, again, eager) is None else None
+        return wrong if error is None and trial.wrong(again, eager) is None else None
 
     def captured(self) -> Verdict | None:
         """A CUDA graph of the call, replayed on other values in the same memory."""
@@ -427,12 +426,6 @@ class _Compiling:
             )
         self.state.ran["a CUDA graph"] = None
         return None
-
-
-def judged(trial: Trial, result: Any, placed: Placed) -> Verdict | None:
-    """What is wrong with another result for a trial's case; ``None`` where nothing is."""
-    found = trial.compare(trial.collect(Outcome(result=result), placed))
-    return found if found.failed else None
 
 
 def _differences(fake: list[Made], real: list[Made]) -> Iterator[tuple[str, object, object]]:

@@ -17,7 +17,6 @@ import torch
 
 from pytest_fusion.case import regimes
 from pytest_fusion.checks.check import Check
-from pytest_fusion.checks.compile_check import judged
 from pytest_fusion.checks.context import Context, rejection, tensors_of
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
@@ -184,7 +183,7 @@ class _Parts:
         _blank(placed)
         result, error = self.guarded(lambda: self.fused(**placed.arguments))
         streams.settle(self.context.device)
-        return error is None and judged(self.trial, result, placed) is not None
+        return error is None and self.trial.wrong(result, placed) is not None
 
     def behind(self, *, wait: bool, cycles: int = streams.CYCLES) -> tuple[streams.Behind | None, Verdict | None]:
         placed = self.place()
@@ -200,7 +199,7 @@ class _Parts:
         )
         if error is not None or not isinstance(behind, streams.Behind):
             return None, None
-        return behind, judged(self.trial, behind.result, Placed(behind.arguments, placed.arena))
+        return behind, self.trial.wrong(behind.result, Placed(behind.arguments, placed.arena))
 
     def other_device(self) -> Verdict | None:
         """While another GPU is current."""
@@ -217,7 +216,7 @@ class _Parts:
             if rejection(self.spec, error) is not None:
                 return None
             return self.fail(f"{where} the call raised {brief(error)}; {advice}", "wrong-device")
-        wrong = judged(self.trial, result, placed)
+        wrong = self.trial.wrong(result, placed)
         if wrong is None:
             self.state.proved["a second GPU"] = None
             return None

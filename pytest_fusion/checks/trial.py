@@ -94,13 +94,9 @@ class Trial:
         self.forbid_nothing()
         ours, theirs = self.read_only(placed.arguments), self.read_only(self.reference.arguments)
         with self.context.clock.phase("judge"):
-            verdict = structure.check_structure(
-                got,
-                self.expected,
-                fused_sharing=structure.sharing(self.returned(got), ours),
-                reference_sharing=structure.sharing(self.returned(self.expected), theirs),
-                precision=precision(self.logical),
-            )
+            shared = structure.sharing(self.returned(got), ours)
+            shared -= structure.sharing(self.returned(self.expected), theirs)
+            verdict = structure.check_structure(got, self.expected, shared=shared, precision=precision(self.logical))
         # A result of the wrong shape or dtype cannot be compared any further, switched off or not.
         if note(verdict) or (verdict.failed and "aliasing" not in verdict.identity):
             return
@@ -322,14 +318,17 @@ class Trial:
             )
         return dict(zip(collect(run.result, run.arguments, self.spec.mutates).tensors, run.lanes, strict=True))
 
+    def wrong(self, result: Any, placed: Placed) -> Verdict | None:
+        """What is wrong with what another call returned; ``None`` where nothing is."""
+        found = self.compare(self.collect(Outcome(result=result), placed))
+        return found if found.failed else None
+
     def compare(self, got: Outputs, *, keep: bool = False) -> Verdict:
         """The verdict on another result, by structure and values; what it shares memory with does not count.
 
         ``keep`` a wrong one for the picture of its errors.
         """
-        verdict = structure.check_structure(
-            got, self.expected, fused_sharing=set(), reference_sharing=set(), precision=precision(self.logical)
-        )
+        verdict = structure.check_structure(got, self.expected, precision=precision(self.logical))
         if verdict.failed:
             return verdict
         judged = self.judge(got)

@@ -14,9 +14,10 @@ its own blocks (`past_blocks`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -163,7 +164,9 @@ def run(trial: Trial) -> Verdict:
     # What a benchmark leaves behind was asked of the cases before.
     found = None if aim else _tuning(trial, tuned)
     if found is not None:
-        at_fault = next((seen for seen in tuned if _kernel(found) == seen.kernel), tuned[0])
+        assert isinstance(found.evidence, WrongConfig)
+        kernel = found.evidence.kernel
+        at_fault = next((seen for seen in tuned if seen.kernel == kernel), tuned[0])
         state.focus = _Focus(id(at_fault.tuner), None, context.progress.unrepeated)
         return found
     why += [] if chosen or aim else [_OWN]
@@ -306,31 +309,22 @@ def _alone(trial: Trial, seen: Tuned, index: int) -> _Alone:
     )
 
 
-def _kernel(verdict: Verdict) -> str:
-    return verdict.evidence.kernel if isinstance(verdict.evidence, WrongConfig) else ""
-
-
-def _tuning(trial: Trial, tuned: Iterable[Tuned]) -> Verdict | None:
+def _tuning(trial: Trial, tuned: Sequence[Tuned]) -> Verdict | None:
     """What is wrong with the call that tunes, of the first kernel to which alone it happens."""
-    kernels = list(tuned)
-    together = _retuned(trial, kernels)
-    if together is None or len(kernels) == 1:
+    together = _retuned(trial, tuned)
+    if together is None or len(tuned) == 1:
         return together
-    return next((found for seen in kernels if (found := _retuned(trial, [seen])) is not None), together)
+    return next((found for seen in tuned if (found := _retuned(trial, [seen])) is not None), together)
 
 
-def _retuned(trial: Trial, tuned: Iterable[Tuned]) -> Verdict | None:
-    kernels = list(tuned)
-
-    def tuning() -> AbstractContextManager[None]:
-        return retuned(seen.tuner for seen in kernels)
-
+def _retuned(trial: Trial, tuned: Sequence[Tuned]) -> Verdict | None:
+    tuning = partial(retuned, [seen.tuner for seen in tuned])
     inner = _Inner(trial)
     found = inner.judge(tuning) or (None if inner.unable else inner.judge_gradients(tuning))
     if found is None or inner.unable:
         return None
     trial.result.evidence, trial.result.trace = inner.result.evidence, inner.result.trace
-    kernel = kernels[0].kernel
+    kernel = tuned[0].kernel
     what = found.reason
     if isinstance(seen := found.evidence, Variance):
         what = (

@@ -158,8 +158,7 @@ def _run(trial: Trial) -> Verdict:
         if isinstance(error.__cause__, TooSlow):
             raise  # the judge rejects the case
         return unknown(NAME, f"the reference cannot be differentiated here: {error}")
-    verdict = _of_first(trial, upstream, first, few)
-    if verdict is not None:
+    if (verdict := _of_first(trial, upstream, first, few)) is not None:
         return verdict
     seen: dict[str, Any] = {}
     if (trial.context.focus.sought or "").startswith(sliced_gradients.NAME):

@@ -79,6 +79,8 @@ class Along:
         assert isinstance(size, int)
         self.size = size
         self.seen: list[int] = []
+        # What the slices are compared with: the call of all of them, as the case has it.
+        self._whole, self._base = _Variant(tuple(range(size))), dict[str, torch.Tensor]()
         self._launches: dict[int, list[Launch]] = {}
         self.batches = Batches(trial, dim, so_far)
         others = (self.size + 1, self.size - 1, 2 * self.size)
@@ -93,19 +95,17 @@ class Along:
         ``axes``: of what is compared, the axis that follows the dim, where that is known beforehand.
         """
         self._axes = dict(axes) if axes is not None else None
-        whole = _Variant(tuple(range(self.size)))
-        base = self._call(whole)
+        base = self._call(self._whole)
         if base is None:
             raise Unsliceable("a repeated call was refused")
+        self._base = base
         if not base:
             raise Unsliceable("every output may vary from run to run, as deterministic= allows")
         for variant in self._variants(calls - 1):
-            verdict = self._differs(base, whole, variant)
-            if verdict is not None:
+            if (verdict := self._differs(variant)) is not None:
                 return verdict
         for size in self.batches.learnt(self._launches):
-            verdict = self._differs(base, whole, self._repeated(size))
-            if verdict is not None:
+            if (verdict := self._differs(self._repeated(size))) is not None:
                 return verdict
         if all(size == self.size for size in self.seen):
             raise Unsliceable("no other size of it was accepted")
@@ -118,7 +118,7 @@ class Along:
                 return self._following(base, got, len(variant.slices))
         raise Unsliceable("no other size of it was accepted")
 
-    def _differs(self, base: Mapping[str, torch.Tensor], whole: _Variant, variant: _Variant) -> Verdict | None:
+    def _differs(self, variant: _Variant) -> Verdict | None:
         """What one further call shows."""
         size = len(variant.slices)
         if self._axes is None and size == self.size:
@@ -129,14 +129,14 @@ class Along:
         if got is None:
             return None
         if self._axes is None:
-            self._axes = self._following(base, got, size)
+            self._axes = self._following(self._base, got, size)
         self.seen.append(size)
-        found = self._compare(base, got, variant)
+        found = self._compare(got, variant)
         if found is None:
             return None
-        verdict = self._confirmed(base, whole, got, variant)
+        verdict = self._confirmed(got, variant)
         if verdict is None:
-            verdict = self._explained(base, variant, found)
+            verdict = self._explained(variant, found)
             self._so_far.found = True
             seen = verdict.evidence
             self._so_far.at = size, size
@@ -227,12 +227,10 @@ class Along:
             raise Unsliceable("no output follows it")
         return axes
 
-    def _compare(
-        self, base: Mapping[str, torch.Tensor], got: Mapping[str, torch.Tensor], variant: _Variant
-    ) -> _Difference | None:
+    def _compare(self, got: Mapping[str, torch.Tensor], variant: _Variant) -> _Difference | None:
         """The first slice with other bits than in the case's own call."""
         assert self._axes is not None
-        compared = variant.compared
+        base, compared = self._base, variant.compared
         for name, axis in self._axes.items():
             shape = [len(variant.slices) if i == axis else s for i, s in enumerate(base[name].shape)]
             if name not in got or list(got[name].shape) != shape or got[name].dtype != base[name].dtype:
@@ -247,26 +245,20 @@ class Along:
                 return _Difference(name, number, first, int(mask.sum()), _most_ulp(expected, found, mask))
         return None
 
-    def _confirmed(
-        self,
-        base: Mapping[str, torch.Tensor],
-        whole: _Variant,
-        got: Mapping[str, torch.Tensor],
-        variant: _Variant,
-    ) -> Verdict | None:
+    def _confirmed(self, got: Mapping[str, torch.Tensor], variant: _Variant) -> Verdict | None:
         """``None`` where both calls give their own bits again."""
         for _ in range(_WHILE_SHRINKING if self._so_far.found else _CONFIRMATIONS):
-            for before, again in ((base, self._call(whole)), (got, self._call(variant))):
+            for before, again in ((self._base, self._call(self._whole)), (got, self._call(variant))):
                 if again is None or repeat.first_difference(before, again) is not None:
                     return unknown(NAME, "the same call gives other bits from time to time: `repeat` comes first")
         return None
 
-    def _explained(self, base: Mapping[str, torch.Tensor], variant: _Variant, found: _Difference) -> Verdict:
+    def _explained(self, variant: _Variant, found: _Difference) -> Verdict:
         """The finding, and what the slice's bits depend on, by calls that hold nothing but this one slice."""
         dim, number, size = self.dim, found.slice, len(variant.slices)
         assert self._axes is not None
         axis = self._axes[found.output]
-        own = selected(base[found.output], axis, [number])
+        own = selected(self._base[found.output], axis, [number])
         one = name_of_one(dim, number)
         bits = f"the bits of {one}'s gradient" if self._gradients else f"{one}'s bits"
         kind, sizes = "company", [self.size, size]

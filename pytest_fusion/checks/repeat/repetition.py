@@ -21,13 +21,13 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.plan import Limits, cost, refit
 from pytest_fusion.checks import memory
-from pytest_fusion.checks.context import allows_chance, call, error_verdict, rejection
+from pytest_fusion.checks.context import allows_chance, call, call_placed, error_verdict, rejection
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.interpreter import installed
 from pytest_fusion.interpreter.control.executor import Order, ordered
-from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.memory.backing import ALIGNMENT, CPU_GUARD_BYTES, DEVICE_GUARD_BYTES
 from pytest_fusion.run.placing import Placed, place
@@ -252,8 +252,8 @@ class _Again:
         with context.clock.phase("make"):
             guard = usual + shift * ALIGNMENT
             placed = place(trial.logical, trial.result.case, context.device, fill, guard)
-        with context.clock.phase("fused"), around:
-            return run_fused(context.spec.fused, placed, context.extra, programs=context.programs), placed
+        with around:
+            return call_placed(context, context.spec.fused, placed), placed
 
     def _in_order(self, order: Order | None) -> dict[str, torch.Tensor] | None:
         """``None`` where the programs wait for each other in the order of the launch, as a tile that comes late."""

@@ -238,8 +238,8 @@ class Trial:
             while (same := repeat.first_difference(_without(before, chance), now.tensors)) is not None:
                 if not self.tolerates(same[0]):
                     # A thread that still writes to what was returned may undo the difference before it is measured.
-                    varied = repeat.variations(self.steady(before), [self.steady(now)]) or [repeat.seen(*same)]
-                    if before is got and not repeat.variations(self.steady(other), [self.steady(now)]):
+                    varied = repeat.variations(self.steady(before.tensors), [now.tensors]) or [repeat.seen(*same)]
+                    if before is got and not repeat.variations(self.steady(other.tensors), [now.tensors]):
                         return self.note(repeat.varies(varied, repeat.FIRST, runs=3))
                     return self.note(repeat.check_repeat(varied, 3))
                 chance.add(same[0])
@@ -273,9 +273,9 @@ class Trial:
         """Whether ``deterministic=`` lets this output, or gradient, vary."""
         return varies(self.spec.deterministic, output)
 
-    def steady(self, outputs: Outputs) -> dict[str, torch.Tensor]:
-        """The outputs that may not vary."""
-        return {name: t for name, t in outputs.tensors.items() if not self.tolerates(name)}
+    def steady(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The outputs, or gradients, that may not vary."""
+        return {name: t for name, t in tensors.items() if not self.tolerates(name)}
 
     def fresh_lanes(self, name: str, count: int, kind: Literal["E", "F"]) -> OutputLanes:
         """Lanes of one output from another run of the reference, which serves all outputs."""

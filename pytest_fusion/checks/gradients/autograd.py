@@ -148,7 +148,7 @@ def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None,
         ), ""
     with torch.no_grad():
         plain_results = {name: t.detach() for name, t in results.items()}
-        if repeat.first_difference(trial.steady(trial.got), plain_results) is None:
+        if repeat.first_difference(trial.steady(trial.got.tensors), plain_results) is None:
             return None, "same bits"
         return wrong_results(trial, plain_results, when, mode), "other bits"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,7 +71,7 @@ class Attempt:
     def _call(self, **arguments: Any) -> Any:
         spec = self._trial.spec
         self._leaves = {name: arguments[name] for name in self._wanted}
-        for name in overwritten(self._trial, self._wanted):
+        for name in (each for each in self._wanted if each in spec.clobbers):
             self._leaves[name] = torch.zeros_like(self._trial.logical[name]).requires_grad_(True)
             arguments[name] = _Handed.apply(self._leaves[name], [arguments[name]])  # type: ignore[no-untyped-call]
         result = spec.fused(**arguments)
@@ -154,11 +154,6 @@ class _Handed(torch.autograd.Function):
         return gradients[0], None
 
 
-def overwritten(trial: Trial, wanted: Iterable[str]) -> list[str]:
-    """Those of the inputs that require grad which the kernel may overwrite, in forward or backward."""
-    return [name for name in wanted if name in trial.spec.clobbers]
-
-
 def named(gradients: Gradients) -> dict[str, torch.Tensor]:
     """``dx`` for the gradient of ``x``."""
     return {f"d{name}": t for name, t in gradients.items() if t is not None}
@@ -210,8 +205,7 @@ def ended(trial: Trial, outcome: Outcome, placed: Placed, upstream: Placed, alte
             return passed(NAME, refused=type(outcome.error).__name__)
         trial.result.trace = outcome.trace
         return error_verdict(outcome)
-    accessed = memory.check_access(outcome, chance=allows_chance(spec))
-    if accessed is not None:
+    if (accessed := memory.check_access(outcome, chance=allows_chance(spec))) is not None:
         return accessed
     hurt = memory.check_damage([*outcome.damage, *upstream.arena.damage()])
     if hurt.failed:

@@ -123,7 +123,7 @@ def outputs(trial: Trial, slices: Sequence[int]) -> Called | None:
     outcome, placed = call(trial.context, trial.result.case, trial.logical, FILLS[0])
     if refused(trial, outcome, outcome.damage, slices):
         return None
-    steady = trial.steady(trial.collect(outcome, placed))
+    steady = trial.steady(trial.collect(outcome, placed).tensors)
     return Called({name: t.detach().clone() for name, t in steady.items()}, outcome.launches)
 
 

@@ -74,17 +74,15 @@ _DEEP = _Effort(cases=40, calls=20, orders=("reversed", 1, 2))
 
 def due(trial: Trial) -> bool:
     """A few thorough cases with an output that may not vary; every case where a finding is being shrunk."""
-    if not trial.steady(trial.got):
+    if not trial.steady(trial.got.tensors):
         return False
-    return _always(trial) or (trial.thorough and _more(trial)) or _ordered(trial)
+    return _in_full(trial) or _ordered(trial)
 
 
-def _always(trial: Trial) -> bool:
-    return trial.context.state(_State).found or trial.context.complete
-
-
-def _more(trial: Trial) -> bool:
-    return trial.context.state(_State).cases < _effort(trial).cases
+def _in_full(trial: Trial) -> bool:
+    """Whether this is one of the cases that have all calls."""
+    context, state = trial.context, trial.context.state(_State)
+    return state.found or context.complete or (trial.thorough and state.cases < _effort(trial).cases)
 
 
 def _ordered(trial: Trial) -> bool:
@@ -117,7 +115,7 @@ def run(trial: Trial) -> Verdict:
     """More calls of the case; the first thing that varies."""
     again = _Again(trial)
     try:
-        if _always(trial) or (trial.thorough and _more(trial)):
+        if _in_full(trial):
             trial.context.state(_State).cases += 1
             verdict = again.under_pressure() or again.in_other_orders() or again.between_other_sizes()
         else:
@@ -150,8 +148,7 @@ class _Again:
 
     def __post_init__(self) -> None:
         trial = self.trial
-        copies = trial.judged or {name: t.detach().clone() for name, t in trial.got.tensors.items()}
-        self.base = {name: t for name, t in copies.items() if not trial.tolerates(name)}
+        self.base = trial.steady(trial.judged or {n: t.detach().clone() for n, t in trial.got.tensors.items()})
         sizes = [t.nbytes for t in self.base.values()]
         self._decoys = Decoys(trial.context.device, sizes, seed=trial.result.case.seed)
 
@@ -279,7 +276,7 @@ class _Again:
 
 
 def _copies(trial: Trial, outcome: Outcome, placed: Placed) -> dict[str, torch.Tensor]:
-    return {name: t.detach().clone() for name, t in trial.steady(trial.collect(outcome, placed)).items()}
+    return {name: t.detach().clone() for name, t in trial.steady(trial.collect(outcome, placed).tensors).items()}
 
 
 def _others(trial: Trial) -> Iterator[tuple[Case, Mapping[str, object]]]:

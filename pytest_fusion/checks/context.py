@@ -182,12 +182,6 @@ def reject(context: Context, result: CaseResult, kind: str, error: BaseException
     return result
 
 
-def allows_chance(spec: FusionSpec) -> bool:
-    """Whether any output may vary from run to run."""
-    declared = spec.deterministic
-    return not declared if isinstance(declared, bool) else not all(declared.values())
-
-
 def error_verdict(outcome: Outcome) -> Verdict:
     error = outcome.error
     assert error is not None

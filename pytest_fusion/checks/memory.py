@@ -16,6 +16,7 @@ from pytest_fusion.interpreter.memory.undefined_lanes import masked_fill
 from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.memory.damage import Change, Damage
+from pytest_fusion.spec.fusion_spec import FusionSpec
 
 _ZONES = {"before": "before the start of", "after": "past the end of", "between": "between the elements of"}
 
@@ -78,12 +79,14 @@ def check_damage(damage: Iterable[Damage]) -> Verdict:
 RACES = frozenset({"racing-stores", "racing-load"})
 
 
-def check_access(outcome: Outcome, *, chance: bool) -> Verdict | None:
+def check_access(outcome: Outcome, spec: FusionSpec) -> Verdict | None:
     """The first wrong access that the interpreter saw, or ``None``.
 
     Reads of memory that nothing wrote are left to the comparison of two fills: a value that is read and dropped is
-    no bug. ``chance``: the spec allows results that vary, so races are its business.
+    no bug. Where the spec allows results that vary, races are its business.
     """
+    declared = spec.deterministic
+    chance = not declared if isinstance(declared, bool) else not all(declared.values())
     for found in outcome.findings.found:
         check = "repeat" if found.kind in RACES else "bounds"
         if found.kind == "unwritten-load" or (check == "repeat" and chance):

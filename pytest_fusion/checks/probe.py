@@ -17,7 +17,6 @@ from pytest_fusion.checks import memory, multiprocessors, values_check
 from pytest_fusion.checks.context import (
     CaseResult,
     Context,
-    allows_chance,
     call,
     conclude,
     error_verdict,
@@ -138,7 +137,7 @@ def _judge(found: Probe, trial: Trial, first: Outcome, check: str, *, again: boo
     if first.watch is not None:
         masks = {name: first.watch.unwritten(t) for name, t in found.got.items()}
         found.unwritten = {name: mask for name, mask in masks.items() if mask is not None and bool(mask.any())}
-    accessed = memory.check_access(first, chance=allows_chance(context.spec))
+    accessed = memory.check_access(first, context.spec)
     if accessed is not None and conclude(context, result, accessed):
         return
     if check not in _ONE_CALL or not _comparable(found):

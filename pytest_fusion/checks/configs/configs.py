@@ -27,7 +27,7 @@ from pytest_fusion.case.plan import Plan
 from pytest_fusion.checks import memory
 from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.configs.past_blocks import Key, Reach, Reason
-from pytest_fusion.checks.context import CaseResult, Context, allows_chance, call, error_verdict, rejection
+from pytest_fusion.checks.context import CaseResult, Context, call, error_verdict, rejection
 from pytest_fusion.checks.evidence import WrongConfig
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.repeat.repeat import Variance
@@ -370,7 +370,7 @@ class _Inner:
         if error is not None and rejection(context.spec, error) is not None:
             self.unable = brief(error)
             return None
-        accessed = memory.check_access(first, chance=allows_chance(context.spec))
+        accessed = memory.check_access(first, context.spec)
         if accessed is not None and context.on(accessed.check):
             return accessed
         if error is not None:

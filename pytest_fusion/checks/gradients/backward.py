@@ -10,7 +10,7 @@ import torch
 
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.checks import memory, structure
-from pytest_fusion.checks.context import allows_chance, call_placed, error_verdict, rejection, tensors_of
+from pytest_fusion.checks.context import call_placed, error_verdict, rejection, tensors_of
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.checks.outputs import Outputs, collect
 from pytest_fusion.checks.repeat import repeat
@@ -205,7 +205,7 @@ def ended(trial: Trial, outcome: Outcome, placed: Placed, upstream: Placed, alte
             return passed(NAME, refused=type(outcome.error).__name__)
         trial.result.trace = outcome.trace
         return error_verdict(outcome)
-    if (accessed := memory.check_access(outcome, chance=allows_chance(spec))) is not None:
+    if (accessed := memory.check_access(outcome, spec)) is not None:
         return accessed
     hurt = memory.check_damage([*outcome.damage, *upstream.arena.damage()])
     if hurt.failed:

@@ -17,7 +17,7 @@ import torch
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.checks import memory
 from pytest_fusion.checks.check import Check
-from pytest_fusion.checks.context import allows_chance, call, rejection, same_draws
+from pytest_fusion.checks.context import call, rejection, same_draws
 from pytest_fusion.checks.invariance.batches import NAME, Batches, Effort, InvarianceState, Spent, width
 from pytest_fusion.checks.invariance.case_slices import Unsliceable, resized, tensors, unsliceable
 from pytest_fusion.checks.invariance.neighbours import Along, Call, Called, OtherCase
@@ -131,7 +131,7 @@ def refused(trial: Trial, outcome: Outcome, damage: Iterable[Damage], slices: Se
     """Whether the kernel refused these slices. Raises ``OtherCase`` where it went wrong otherwise."""
     if outcome.error is not None and rejection(trial.spec, outcome.error) is not None:
         return True
-    accessed = memory.check_access(outcome, chance=allows_chance(trial.spec))
+    accessed = memory.check_access(outcome, trial.spec)
     if outcome.error is not None or accessed is not None or memory.check_damage(damage).failed:
         raise OtherCase(len(slices))
     return False

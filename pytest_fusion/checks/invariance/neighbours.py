@@ -87,14 +87,14 @@ class Along:
         other = resized(self.case, dim, next((s for s in others if self.batches.fits(s)), self.size))
         self.input_axes = input_axes(trial.spec, self.case, other, trial.logical, dim)
         # Of each output, the axis that follows the dim; known after the first call of another size.
-        self._axes: dict[str, int] | None = None
+        self._axes: dict[str, int] = {}
 
     def judge(self, calls: int, axes: Mapping[str, int] | None = None) -> Verdict | None:
         """The verdict of up to so many calls and those that they suggest; ``None`` where every slice kept its bits.
 
         ``axes``: of what is compared, the axis that follows the dim, where that is known beforehand.
         """
-        self._axes = dict(axes) if axes is not None else None
+        self._axes = dict(axes or {})
         base = self._call(self._whole)
         if base is None:
             raise Unsliceable("a repeated call was refused")
@@ -113,23 +113,24 @@ class Along:
 
     def followers(self, base: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """The axis of each output that follows the dim, by a call of another size. Raises ``Unsliceable``."""
+        self._base = dict(base)
         for variant in self._variants(3):
             if len(variant.slices) != self.size and (got := self._call(variant)) is not None:
-                return self._following(base, got, len(variant.slices))
+                return self._following(got, len(variant.slices))
         raise Unsliceable("no other size of it was accepted")
 
     def _differs(self, variant: _Variant) -> Verdict | None:
         """What one further call shows."""
         size = len(variant.slices)
-        if self._axes is None and size == self.size:
+        if not self._axes and size == self.size:
             return None  # what follows the dim is not known before a call of another size
         if not self.batches.admits(size):
             return None
         got = self._call(variant)
         if got is None:
             return None
-        if self._axes is None:
-            self._axes = self._following(self._base, got, size)
+        if not self._axes:
+            self._axes = self._following(got, size)
         self.seen.append(size)
         found = self._compare(got, variant)
         if found is None:
@@ -208,12 +209,10 @@ class Along:
             and dtype.itemsize > 1
         ]
 
-    def _following(
-        self, base: Mapping[str, torch.Tensor], got: Mapping[str, torch.Tensor], size: int
-    ) -> dict[str, int]:
+    def _following(self, got: Mapping[str, torch.Tensor], size: int) -> dict[str, int]:
         """The axis of each output that is as long as the dim in both calls; outputs of one shape do not follow it."""
         axes: dict[str, int] = {}
-        for name, t in base.items():
+        for name, t in self._base.items():
             other = got.get(name)
             if other is None or other.dim() != t.dim():
                 raise Unsliceable(f"{name} has another number of dimensions when there are {size} of it")
@@ -229,7 +228,6 @@ class Along:
 
     def _compare(self, got: Mapping[str, torch.Tensor], variant: _Variant) -> _Difference | None:
         """The first slice with other bits than in the case's own call."""
-        assert self._axes is not None
         base, compared = self._base, variant.compared
         for name, axis in self._axes.items():
             shape = [len(variant.slices) if i == axis else s for i, s in enumerate(base[name].shape)]
@@ -256,7 +254,6 @@ class Along:
     def _explained(self, variant: _Variant, found: _Difference) -> Verdict:
         """The finding, and what the slice's bits depend on, by calls that hold nothing but this one slice."""
         dim, number, size = self.dim, found.slice, len(variant.slices)
-        assert self._axes is not None
         axis = self._axes[found.output]
         own = selected(self._base[found.output], axis, [number])
         one = name_of_one(dim, number)
@@ -299,14 +296,12 @@ class Along:
             got = self._call(_Variant((number,) * size))
         except OtherCase:
             return None
-        assert self._axes is not None
         if got is None or output not in got or got[output].shape[self._axes[output]] != size:
             return None
         return got[output]
 
     def _threshold(self, number: int, output: str, low: int, high: int) -> tuple[int, int]:
         """Two sizes between which the bits change: neighbours, unless calls between them fail."""
-        assert self._axes is not None
         axis = self._axes[output]
         start = self._uniform(number, low, output)
         while start is not None:

@@ -21,7 +21,7 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.plan import Limits, cost, refit
 from pytest_fusion.checks import memory
-from pytest_fusion.checks.context import allows_chance, call, call_placed, error_verdict, rejection
+from pytest_fusion.checks.context import call, call_placed, error_verdict, rejection
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
@@ -230,7 +230,7 @@ class _Again:
             trial.result.trace = outcome.trace
             raise _Ended(error_verdict(outcome))
         for found in (
-            memory.check_access(outcome, chance=allows_chance(trial.spec)),
+            memory.check_access(outcome, trial.spec),
             memory.check_damage(outcome.damage),
         ):
             if found is not None and found.failed:

@@ -86,7 +86,7 @@ class Along:
         others = (self.size + 1, self.size - 1, 2 * self.size)
         other = resized(self.case, dim, next((s for s in others if self.batches.fits(s)), self.size))
         self.input_axes = input_axes(trial.spec, self.case, other, trial.logical, dim)
-        # Of each output, the axis that follows the dim; known after the first call of another size.
+        # Of each output, the axis that follows the dim; known, and not empty, after the first call of another size.
         self._axes: dict[str, int] = {}
 
     def judge(self, calls: int, axes: Mapping[str, int] | None = None) -> Verdict | None:

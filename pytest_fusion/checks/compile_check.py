@@ -40,7 +40,7 @@ from pytest_fusion.run.operators import Form, Log, Made, OperatorCall, logged
 from pytest_fusion.run.placing import Placed, place, rewrite
 from pytest_fusion.run.unguarded import bare, called
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import brief, first_line
+from pytest_fusion.spec.wording import brief
 
 NAME = "compile"
 
@@ -219,7 +219,7 @@ class _Compiling:
             error = why
         if error is not None:
             if rejection(self.spec, error) is None:
-                state.left[f"the operators of a backward could not be tried: {_first_line(error)}"] = None
+                state.left[f"the operators of a backward could not be tried: {brief(error)[:300]}"] = None
             return None
         state.backward = True
         fresh = [call for form, call in calls.items() if form not in forward.calls]
@@ -243,7 +243,7 @@ class _Compiling:
                 warnings.simplefilter("ignore")
                 made = call.fake()
         except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
-            reason = f"{call.name} makes nothing of fake tensors: {_first_line(error)}; register it with register_fake"
+            reason = f"{call.name} makes nothing of fake tensors: {brief(error)[:300]}; register it with register_fake"
             return self.refuse(reason, "wrong-fake", where=call.name, operator=call.name)
         for what, got, real in _differences(made, call.made):
             return self.fail(
@@ -303,7 +303,7 @@ class _Compiling:
     def raised(self, how: str, error: Exception) -> Verdict | None:
         if rejection(self.spec, error) is not None:
             return None
-        kind, line = type(error).__name__, _first_line(error)
+        kind, line = type(error).__name__, brief(error)[:300]
         refuses = compilers.refuses(error)
         if refuses is None:
             self.state.left[f"{how} failed inside torch: {line}"] = None
@@ -406,14 +406,14 @@ class _Compiling:
             if rejection(self.spec, error) is not None:
                 return None
             reason = (
-                f"the call cannot be captured in a CUDA graph: {_first_line(error)}; it waits for the device or "
+                f"the call cannot be captured in a CUDA graph: {brief(error)[:300]}; it waits for the device or "
                 "launches on another stream. Declare syncs=True if it has to wait"
             )
             return self.refuse(reason, "graph-capture", error=type(error).__name__)
         rewrite(placed, logical)
         result, error = self.call(lambda **_: graph.replay(), placed)
         if error is not None:
-            return self.fail(f"replaying a CUDA graph of the call raised {_first_line(error)}", "graph-capture")
+            return self.fail(f"replaying a CUDA graph of the call raised {brief(error)[:300]}", "graph-capture")
         wrong = self.judged_as(other, logical, result, placed)
         if wrong is not None:
             return self.fail(
@@ -449,10 +449,6 @@ def _differences(fake: list[Made], real: list[Made]) -> Iterator[tuple[str, obje
 
 def _plain(logical: Mapping[str, Any]) -> str:
     return repr({name: value for name, value in logical.items() if not isinstance(value, torch.Tensor)})
-
-
-def _first_line(error: object) -> str:
-    return (brief(error) if isinstance(error, BaseException) else first_line(error))[:300]
 
 
 CHECK = Check(NAME, run, due=due, summary=summary)

@@ -52,7 +52,7 @@ def judged(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
 def _along(
     trial: Trial, upstream: Upstream, first: Attempt, dim: str, calls: int, *, wide: bool
 ) -> tuple[Verdict | None, Along]:
-    """The verdict on one dim, and its slices, of which none were called where no gradient follows it.
+    """The verdict on one dim, and its slices; none were called where no gradient follows it.
 
     A case that is asked for its width has many slices, as in `invariance`.
     """

@@ -15,7 +15,6 @@ from pytest_fusion.checks.context import (
     CaseResult,
     Context,
     Focus,
-    allows_chance,
     call,
     conclude,
     error_verdict,
@@ -175,7 +174,7 @@ def _judge_made(context: Context, case: Case, result: CaseResult, *, again: bool
         return reject(context, result, unasked(error), error)
     if first.error is not None:
         return _raised(context, result, first)
-    accessed = memory.check_access(first, chance=allows_chance(context.spec))
+    accessed = memory.check_access(first, context.spec)
     if accessed is not None and conclude(context, result, accessed):
         return result
     trial = Trial(context, result, logical, reference, expected, lambda other: _judge(every, other, again=False), draws)
@@ -206,7 +205,7 @@ def _raised(context: Context, result: CaseResult, outcome: Outcome) -> CaseResul
     kind = rejection(context.spec, outcome.error)
     if kind is not None:
         return reject(context, result, kind, outcome.error)
-    accessed = memory.check_access(outcome, chance=allows_chance(context.spec))
+    accessed = memory.check_access(outcome, context.spec)
     if accessed is None or not conclude(context, result, accessed):
         conclude(context, result, error_verdict(outcome))
         result.trace = outcome.trace

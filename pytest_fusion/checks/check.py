@@ -13,11 +13,6 @@ from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 
-def named_cause(verdict: Verdict) -> str | None:
-    """The cause that the check found by itself."""
-    return verdict.cause
-
-
 @dataclass(frozen=True, slots=True)
 class Check:
     """One check: when it runs, what it runs, and what its verdicts mean.
@@ -30,9 +25,10 @@ class Check:
     ``conclude``, given the number of judged cases, one more that may fail the test. ``notes`` are sentences for the
     report. ``closes`` asks for one more case in the end (`Focus.closing`).
 
-    ``cause`` is the slug that a verdict stands for without experiments; ``causes`` describes those slugs that
-    `diagnosis.causes` does not have. ``parts`` can be switched off by themselves, as ``without={"name:part": ...}``.
-    A check that is not ``reported`` concludes under the names of others.
+    ``cause`` is the slug that a verdict stands for without experiments, by default the one that the check found by
+    itself; ``causes`` describes those slugs that `diagnosis.causes` does not have. ``parts`` can be switched
+    off by themselves, as ``without={"name:part": ...}``. A check that is not ``reported`` concludes under the names of
+    others.
     """
 
     name: str
@@ -43,7 +39,7 @@ class Check:
     conclude: Callable[[Context, int], Verdict | None] = lambda _, __: None
     notes: Callable[[Context], list[str]] = lambda _: []
     closes: Callable[[FusionSpec, torch.device], bool] = lambda _, __: False
-    cause: Callable[[Verdict], str | None] = named_cause
+    cause: Callable[[Verdict], str | None] = lambda verdict: verdict.cause
     causes: Mapping[str, str] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
     reported: bool = True

@@ -25,9 +25,8 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.plan import refit
-from pytest_fusion.checks import structure, values_check
 from pytest_fusion.checks.check import Check
-from pytest_fusion.checks.context import CaseResult, Context, precision, reference_of, rejection
+from pytest_fusion.checks.context import CaseResult, Context, other_values, reference_of, rejection
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.gradients.backward import Attempt
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
@@ -35,14 +34,13 @@ from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run import compilers
-from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.opcheck import opcheck
 from pytest_fusion.run.operators import Form, Log, Made, OperatorCall, logged
 from pytest_fusion.run.placing import Placed, place, rewrite
 from pytest_fusion.run.unguarded import bare, called
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import brief, first_line
+from pytest_fusion.spec.wording import brief
 
 NAME = "compile"
 
@@ -143,7 +141,7 @@ def summary(context: Context) -> Verdict:
     """What was tried, what was not and why."""
     state = context.state(_State)
     if not (wanted(context.spec) or context.deep):
-        return unknown(NAME, "not asked for: compile=True or --fusion-profile deep switches it on")
+        return unknown(NAME, "not requested: compile=True or --fusion-profile deep switches it on")
     if not state.ran and not state.left:
         return unknown(NAME, "no case of ordinary values with more than one element was judged")
     words = ", ".join(state.ran) + (f"; {state.recompiles}" if state.recompiles else "")
@@ -221,7 +219,7 @@ class _Compiling:
             error = why
         if error is not None:
             if rejection(self.spec, error) is None:
-                state.left[f"the operators of a backward could not be tried: {_first_line(error)}"] = None
+                state.left[f"the operators of a backward could not be tried: {brief(error)[:300]}"] = None
             return None
         state.backward = True
         fresh = [call for form, call in calls.items() if form not in forward.calls]
@@ -245,7 +243,7 @@ class _Compiling:
                 warnings.simplefilter("ignore")
                 made = call.fake()
         except Exception as error:  # noqa: BLE001 - whatever it raises is the finding
-            reason = f"{call.name} makes nothing of fake tensors: {_first_line(error)}; register it with register_fake"
+            reason = f"{call.name} makes nothing of fake tensors: {brief(error)[:300]}; register it with register_fake"
             return self.refuse(reason, "wrong-fake", where=call.name, operator=call.name)
         for what, got, real in _differences(made, call.made):
             return self.fail(
@@ -294,7 +292,7 @@ class _Compiling:
         result, error = self.call(compiled, placed)
         if error is not None:
             return self.raised(how, error)
-        wrong = judged(self.trial, result, placed)
+        wrong = self.trial.wrong(result, placed)
         if wrong is None:
             return None
         return self.fail(
@@ -305,7 +303,7 @@ class _Compiling:
     def raised(self, how: str, error: Exception) -> Verdict | None:
         if rejection(self.spec, error) is not None:
             return None
-        kind, line = type(error).__name__, _first_line(error)
+        kind, line = type(error).__name__, brief(error)[:300]
         refuses = compilers.refuses(error)
         if refuses is None:
             self.state.left[f"{how} failed inside torch: {line}"] = None
@@ -384,12 +382,12 @@ class _Compiling:
         except ReferenceFailed:
             return None
         trial = Trial(self.context, CaseResult(case), logical, reference, expected, self.trial.alone)
-        wrong = judged(trial, result, placed)
+        wrong = trial.wrong(result, placed)
         if wrong is None or wrong.statistical:
             return None
         eager = self.place(case, logical)
         again, error = self.call(self.spec.fused, eager)
-        return wrong if error is None and judged(trial, again, eager) is None else None
+        return wrong if error is None and trial.wrong(again, eager) is None else None
 
     def captured(self) -> Verdict | None:
         """A CUDA graph of the call, replayed on other values in the same memory."""
@@ -400,7 +398,7 @@ class _Compiling:
             return None
         case = self.trial.result.case
         placed = self.place(case, self.trial.logical)
-        other, logical = self.trial.other_values("captured")
+        other, logical = other_values(self.context, case, self.trial.logical, "captured")
         if logical is None or _plain(logical) != _plain(self.trial.logical):
             return None  # what the host knows of the values is part of the graph
         graph, error = self.call(lambda **given: compilers.Captured(self.spec.fused, given, self.context.extra), placed)
@@ -408,14 +406,14 @@ class _Compiling:
             if rejection(self.spec, error) is not None:
                 return None
             reason = (
-                f"the call cannot be captured in a CUDA graph: {_first_line(error)}; it waits for the device or "
+                f"the call cannot be captured in a CUDA graph: {brief(error)[:300]}; it waits for the device or "
                 "launches on another stream. Declare syncs=True if it has to wait"
             )
             return self.refuse(reason, "graph-capture", error=type(error).__name__)
         rewrite(placed, logical)
         result, error = self.call(lambda **_: graph.replay(), placed)
         if error is not None:
-            return self.fail(f"replaying a CUDA graph of the call raised {_first_line(error)}", "graph-capture")
+            return self.fail(f"replaying a CUDA graph of the call raised {brief(error)[:300]}", "graph-capture")
         wrong = self.judged_as(other, logical, result, placed)
         if wrong is not None:
             return self.fail(
@@ -428,17 +426,6 @@ class _Compiling:
             )
         self.state.ran["a CUDA graph"] = None
         return None
-
-
-def judged(trial: Trial, result: Any, placed: Placed) -> Verdict | None:
-    """What is wrong with another result for a trial's case; ``None`` where nothing is."""
-    now = trial.collect(Outcome(result=result), placed)
-    found = structure.check_structure(
-        now, trial.expected, fused_sharing=set(), reference_sharing=set(), precision=precision(trial.logical)
-    )
-    if not found.failed:
-        found = values_check.as_verdict(trial.judge(now))
-    return found if found.failed else None
 
 
 def _differences(fake: list[Made], real: list[Made]) -> Iterator[tuple[str, object, object]]:
@@ -462,10 +449,6 @@ def _differences(fake: list[Made], real: list[Made]) -> Iterator[tuple[str, obje
 
 def _plain(logical: Mapping[str, Any]) -> str:
     return repr({name: value for name, value in logical.items() if not isinstance(value, torch.Tensor)})
-
-
-def _first_line(error: object) -> str:
-    return (brief(error) if isinstance(error, BaseException) else first_line(error))[:300]
 
 
 CHECK = Check(NAME, run, due=due, summary=summary)

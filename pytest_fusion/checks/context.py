@@ -12,6 +12,7 @@ import torch
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.containers import tensors_by_name
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.checks.evidence import Deviation
 from pytest_fusion.checks.outputs import Outputs, collect
 from pytest_fusion.checks.rejections import NO_ROOM_TO_JUDGE, NOT_MODELLED, OUT_OF_MEMORY, TOO_EXPENSIVE
@@ -139,8 +140,13 @@ def call(context: Context, case: Case, logical: Mapping[str, Any], fill: str) ->
     with context.clock.phase("make"):
         placed = place(logical, case, context.device, fill)
         placed.arena.snapshot()
+    return call_placed(context, context.spec.fused, placed), placed
+
+
+def call_placed(context: Context, fused: Callable[..., Any], placed: Placed) -> Outcome:
+    """One call of the kernel, or of a function that calls it, on inputs that are placed already."""
     with context.clock.phase("fused"):
-        return run_fused(context.spec.fused, placed, context.extra, programs=context.programs), placed
+        return run_fused(fused, placed, context.extra, programs=context.programs)
 
 
 def rejection(spec: FusionSpec, error: BaseException) -> str | None:
@@ -176,19 +182,13 @@ def reject(context: Context, result: CaseResult, kind: str, error: BaseException
     return result
 
 
-def allows_chance(spec: FusionSpec) -> bool:
-    """Whether any output may vary from run to run."""
-    declared = spec.deterministic
-    return not declared if isinstance(declared, bool) else not all(declared.values())
-
-
 def error_verdict(outcome: Outcome) -> Verdict:
     error = outcome.error
     assert error is not None
     kind = type(error).__name__
     text = first_line(error)
     what = f"the kernel raised {kind}: {text}".rstrip(": ")
-    advice = f" (in {outcome.origin}); list the type in rejects= if refusing such a case is meant"
+    advice = f" (in {outcome.origin}); list the type in rejects= if refusing this case is meant"
     if (line := raised_by_filter(error)) is not None:
         advice = (
             f" (in {outcome.origin}): a warning that this run's warnings filter makes an error, which no caller need "
@@ -246,6 +246,19 @@ def precision(logical: Mapping[str, Any]) -> float:
 def shapes(logical: Mapping[str, Any]) -> list[Any]:
     """Equal where the values of one case fit the memory of another."""
     return [(name, tuple(t.shape), t.dtype) for name, t in tensors_of(logical).items()]
+
+
+def other_values(
+    context: Context, case: Case, logical: Mapping[str, Any], *salt: int | str
+) -> tuple[Case, dict[str, Any] | None]:
+    """The case with another seed, and its values where they have the same shapes, ``None`` where not."""
+    case = case.with_(seed=counter_random.mix(case.seed, *salt) >> 1)
+    try:
+        with context.clock.phase("make"):
+            other = {**make_inputs(context.spec, case, context.device), **same_draws(context.spec, logical)}
+    except (ImpossibleCase, InputFailed):
+        return case, None
+    return case, other if shapes(other) == shapes(logical) else None
 
 
 def same_draws(spec: FusionSpec, logical: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import torch
 
 from pytest_fusion.case import regimes
 from pytest_fusion.checks.check import Check
-from pytest_fusion.checks.compile_check import judged
 from pytest_fusion.checks.context import Context, rejection, tensors_of
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
@@ -44,11 +43,11 @@ _ONE_GPU = "one GPU: tensors on a device that is not the current one were not tr
 
 @dataclass(slots=True)
 class _State:
-    """What this check keeps from case to case of one test: parts that gave evidence, and why others gave none."""
+    """What this check keeps from case to case of one test: parts that gave evidence, and whether streams gave none."""
 
     cases: int = 0
     proved: dict[str, None] = field(default_factory=dict)
-    left: dict[str, None] = field(default_factory=dict)
+    blind: bool = False
     found: str = ""
     steps: int = 0
 
@@ -85,8 +84,8 @@ def run(trial: Trial) -> Verdict:
     with trial.context.clock.phase(NAME):
         found = _Parts(trial, state).run()
     if found is None:
-        left = [reason for part, reason in _LEFT.items() if part not in state.proved and reason in state.left]
-        return unknown(NAME, "; ".join(left)) if left else passed(NAME, parts=list(state.proved))
+        blind = state.blind and "streams" not in state.proved
+        return unknown(NAME, _BLIND) if blind else passed(NAME, parts=list(state.proved))
     state.found = str(found.cause)
     return found
 
@@ -95,7 +94,6 @@ _BLIND = (
     "no call behind a slow producer could be distinguished from one that ran too early: it waits for the device by "
     "itself, or its result does not depend on floating inputs"
 )
-_LEFT: dict[str, str] = {"streams": _BLIND}
 
 
 def summary(context: Context) -> Verdict:
@@ -103,9 +101,8 @@ def summary(context: Context) -> Verdict:
     state = context.state(_State)
     if not state.cases:
         return unknown(NAME, "no case of ordinary values with an element was judged")
-    left = [reason for part, reason in _LEFT.items() if part not in state.proved]
-    if left:
-        return unknown(NAME, "; ".join(left))
+    if "streams" not in state.proved:
+        return unknown(NAME, _BLIND)
     words = ", ".join(state.proved)
     return Verdict(NAME, "pass", f"{words}; {_ONE_GPU}" if streams.other_device(context.device) is None else words)
 
@@ -161,7 +158,7 @@ class _Parts:
                 return None
             if not behind.late:
                 cycles *= 2  # of a GPU that many processes share, one has a turn every few tens of milliseconds
-        self.state.left[_BLIND] = None
+        self.state.blind = True
         return None
 
     def too_early(self, wrong: Verdict) -> Verdict | None:
@@ -186,7 +183,7 @@ class _Parts:
         _blank(placed)
         result, error = self.guarded(lambda: self.fused(**placed.arguments))
         streams.settle(self.context.device)
-        return error is None and judged(self.trial, result, placed) is not None
+        return error is None and self.trial.wrong(result, placed) is not None
 
     def behind(self, *, wait: bool, cycles: int = streams.CYCLES) -> tuple[streams.Behind | None, Verdict | None]:
         placed = self.place()
@@ -202,7 +199,7 @@ class _Parts:
         )
         if error is not None or not isinstance(behind, streams.Behind):
             return None, None
-        return behind, judged(self.trial, behind.result, Placed(behind.arguments, placed.arena))
+        return behind, self.trial.wrong(behind.result, Placed(behind.arguments, placed.arena))
 
     def other_device(self) -> Verdict | None:
         """While another GPU is current."""
@@ -219,7 +216,7 @@ class _Parts:
             if rejection(self.spec, error) is not None:
                 return None
             return self.fail(f"{where} the call raised {brief(error)}; {advice}", "wrong-device")
-        wrong = judged(self.trial, result, placed)
+        wrong = self.trial.wrong(result, placed)
         if wrong is None:
             self.state.proved["a second GPU"] = None
             return None

@@ -16,6 +16,7 @@ from pytest_fusion.interpreter.memory.undefined_lanes import masked_fill
 from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.memory.damage import Change, Damage
+from pytest_fusion.spec.fusion_spec import FusionSpec
 
 _ZONES = {"before": "before the start of", "after": "past the end of", "between": "between the elements of"}
 
@@ -78,12 +79,14 @@ def check_damage(damage: Iterable[Damage]) -> Verdict:
 RACES = frozenset({"racing-stores", "racing-load"})
 
 
-def check_access(outcome: Outcome, *, chance: bool) -> Verdict | None:
+def check_access(outcome: Outcome, spec: FusionSpec) -> Verdict | None:
     """The first wrong access that the interpreter saw, or ``None``.
 
     Reads of memory that nothing wrote are left to the comparison of two fills: a value that is read and dropped is
-    no bug. ``chance``: the spec allows results that vary, so races are its business.
+    no bug. Where the spec allows results that vary, races are its business.
     """
+    declared = spec.deterministic
+    chance = not declared if isinstance(declared, bool) else not all(declared.values())
     for found in outcome.findings.found:
         check = "repeat" if found.kind in RACES else "bounds"
         if found.kind == "unwritten-load" or (check == "repeat" and chance):
@@ -136,12 +139,20 @@ def of_undefined(lines: Sequence[Site]) -> str:
 
 def depends_on_undefined(output: str, mask: torch.Tensor, lines: Sequence[Site]) -> Verdict:
     """Elements of an output, in ``mask``, that change with what masked lanes of loads in these lines hold."""
+    cause = "wrong-neutral-element"
+    return of_elements("bounds", output, mask, f"depend on {of_undefined(lines)}", slug="undefined", cause=cause)
+
+
+def of_elements(
+    check: str, output: str, mask: torch.Tensor, what: str, rest: str = "", *, slug: str, cause: str | None = None
+) -> Verdict:
+    """The failure of the elements of an output in ``mask``; ``what`` they do wrong, in words, and the ``rest``."""
     count, first = int(mask.sum()), [int(i) for i in mask.nonzero()[0]]
     return failed(
-        "bounds",
-        f"{count} of {mask.numel()} element(s) of {output} depend on {of_undefined(lines)}, the first at {first}",
-        identity="bounds:undefined",
-        cause="wrong-neutral-element",
+        check,
+        f"{count} of {mask.numel()} element(s) of {output} {what}, the first at {first}{rest}",
+        identity=f"{check}:{slug}",
+        cause=cause,
         output=output,
         count=count,
         total=mask.numel(),
@@ -162,18 +173,7 @@ def unwritten_mask(a: Outcome, b: Outcome, x: torch.Tensor, y: torch.Tensor) -> 
 def check_unwritten(masks: Mapping[str, torch.Tensor | None]) -> Verdict:
     """Every element of every output was written."""
     for name, mask in masks.items():
-        if mask is None or not bool(mask.any()):
-            continue
-        count = int(mask.sum())
-        first = [int(i) for i in mask.nonzero()[0]]
-        return failed(
-            "unwritten",
-            f"{count} of {mask.numel()} element(s) of {name} were never written, the first at {first}: they hold what "
-            "torch.empty found in memory",
-            identity=f"unwritten:{name}",
-            output=name,
-            count=count,
-            total=mask.numel(),
-            first=first,
-        )
+        if mask is not None and bool(mask.any()):
+            rest = ": they hold what torch.empty found in memory"
+            return of_elements("unwritten", name, mask, "were never written", rest, slug=name)
     return passed("unwritten")

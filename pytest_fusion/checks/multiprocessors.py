@@ -30,7 +30,7 @@ def with_few(case: Case) -> Case:
 
 
 def multiprocessors_of(case: Case) -> int:
-    """Within this block the modelled GPU has as many multiprocessors as the case states."""
+    """How many multiprocessors the modelled GPU has for the case."""
     return MANY if case.multiprocessors is None else case.multiprocessors
 
 

@@ -17,7 +17,6 @@ from pytest_fusion.checks import memory, multiprocessors, values_check
 from pytest_fusion.checks.context import (
     CaseResult,
     Context,
-    allows_chance,
     call,
     conclude,
     error_verdict,
@@ -82,7 +81,7 @@ def probe(
     ``again`` also calls with changed values at the same addresses. Rejections are those of ``judge_case``; an edit may
     raise ``ImpossibleCase``. Raises ``SpecError`` where the reference does not bear the values.
     """
-    quiet = {**context.spec.without, "vacuity": "not asked", "invariance": "not asked", "configs": "not asked"}
+    quiet = {**context.spec.without, "vacuity": "not needed", "invariance": "not needed", "configs": "not needed"}
     every = replace(context, spec=context.spec.with_(without=quiet))
     with multiprocessors.described(case):
         return _probe(every, case, check, laid or case, edit, again=again)
@@ -138,7 +137,7 @@ def _judge(found: Probe, trial: Trial, first: Outcome, check: str, *, again: boo
     if first.watch is not None:
         masks = {name: first.watch.unwritten(t) for name, t in found.got.items()}
         found.unwritten = {name: mask for name, mask in masks.items() if mask is not None and bool(mask.any())}
-    accessed = memory.check_access(first, chance=allows_chance(context.spec))
+    accessed = memory.check_access(first, context.spec)
     if accessed is not None and conclude(context, result, accessed):
         return
     if check not in _ONE_CALL or not _comparable(found):
@@ -175,8 +174,7 @@ def gradient(found: Probe, name: str, order: Sequence[int] | None = None) -> tup
         right = upstream.lanes(1).get(name)
     except (NoGraph, ReferenceFailed):
         return None
-    attempt = Attempt(found.trial, upstream, FILLS[0])
-    got = attempt.backward.gradients.get(name) if attempt.backward is not None else None
+    got = Attempt(found.trial, upstream, FILLS[0]).named().get(f"d{name}")
     return None if got is None or right is None else (got.detach(), right.oracle)
 
 
@@ -190,7 +188,7 @@ def raced(found: Probe, name: str) -> tuple[torch.Tensor | None, list[Race]]:
     except (NoGraph, ReferenceFailed):
         return None, []
     attempt = Attempt(found.trial, upstream, FILLS[0])
-    got = attempt.backward.gradients.get(name) if attempt.backward is not None else None
+    got = attempt.named().get(f"d{name}")
     return None if got is None else got.detach(), _races(attempt.outcome)
 
 

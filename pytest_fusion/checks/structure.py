@@ -65,16 +65,12 @@ def sharing(outputs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tens
 
 
 def check_structure(
-    fused: Outputs,
-    reference: Outputs,
-    *,
-    fused_sharing: set[tuple[str, str]],
-    reference_sharing: set[tuple[str, str]],
-    precision: float = 1e-5,
+    fused: Outputs, reference: Outputs, *, shared: Collection[tuple[str, str]] = (), precision: float = 1e-5
 ) -> Verdict:
     """Compare what the two calls returned, apart from the tensors' elements.
 
-    ``precision`` is the relative error allowed of a Python float.
+    ``shared`` are pairs of names with memory in common, which those of the reference do not have; ``precision`` is the
+    relative error allowed of a Python float.
     """
     if fused.shape != reference.shape:
         return failed(
@@ -119,7 +115,7 @@ def check_structure(
                 identity=f"structure:{name}:value",
                 output=name,
             )
-    for x, y in sorted(fused_sharing - reference_sharing):
+    for x, y in sorted(shared):
         return failed(
             "structure",
             f"{x} shares memory with {y}, which the reference's does not; writing to one changes the other",

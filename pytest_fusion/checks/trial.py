@@ -12,21 +12,20 @@ import torch
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.containers import has_no_equality, hidden, leaves, tensors_by_name
-from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.checks import memory, structure, values_check
 from pytest_fusion.checks.context import (
     CaseResult,
     Context,
     call,
+    call_placed,
     conclude,
     error_verdict,
+    other_values,
     precision,
     reader,
     reference_of,
     reject,
     rejection,
-    same_draws,
-    shapes,
     tensors_of,
 )
 from pytest_fusion.checks.outputs import IN_PLACE, Outputs, collect, varies
@@ -80,10 +79,10 @@ class Trial:
         self.context, self.result, self.logical = context, result, logical
         self.reference, self.expected = reference, expected
         self.spec = context.spec
+        self.order = list(expected.tensors)
         self.sampled = self.set_apart()
         # Whether the reference may round to 16 bits on its way.
         self.narrow = any(t.dtype in NARROW for t in tensors_of(logical).values())
-        self.order = list(expected.tensors)
         self._lanes: dict[tuple[int, str], dict[str, OutputLanes]] = {}
         self._laid: dict[str, OutputLanes] | None = None
 
@@ -95,13 +94,9 @@ class Trial:
         self.forbid_nothing()
         ours, theirs = self.read_only(placed.arguments), self.read_only(self.reference.arguments)
         with self.context.clock.phase("judge"):
-            verdict = structure.check_structure(
-                got,
-                self.expected,
-                fused_sharing=structure.sharing(self.returned(got), ours),
-                reference_sharing=structure.sharing(self.returned(self.expected), theirs),
-                precision=precision(self.logical),
-            )
+            shared = structure.sharing(self.returned(got), ours)
+            shared -= structure.sharing(self.returned(self.expected), theirs)
+            verdict = structure.check_structure(got, self.expected, shared=shared, precision=precision(self.logical))
         # A result of the wrong shape or dtype cannot be compared any further, switched off or not.
         if note(verdict) or (verdict.failed and "aliasing" not in verdict.identity):
             return
@@ -145,13 +140,17 @@ class Trial:
 
     def set_apart(self) -> dict[str, torch.Tensor]:
         """The reference's probabilities of sampled outputs, taken out of what is compared element by element."""
-        names, reference = list(self.expected.tensors), self.reference
-        apart = {n: self.expected.tensors.pop(n) for n in names if n in self.spec.sampled}
+        apart = {name: self.expected.tensors.pop(name) for name in self.order if name in self.spec.sampled}
         if apart:
-            keep = [i for i, name in enumerate(names) if name not in apart]
-            reference.lanes = [reference.lanes[i] for i in keep] if reference.lanes else []
-            reference.native = [reference.native[i] for i in keep]
+            self.leave_out_others()
         return apart
+
+    def leave_out_others(self) -> None:
+        """Take what is no longer expected out of what the reference gave."""
+        reference, keep = self.reference, [i for i, name in enumerate(self.order) if name in self.expected.tensors]
+        reference.lanes = [reference.lanes[i] for i in keep] if reference.lanes else []
+        reference.native = [reference.native[i] for i in keep]
+        self.order = [self.order[i] for i in keep]
 
     def note(self, verdict: Verdict) -> bool:
         return conclude(self.context, self.result, verdict)
@@ -206,11 +205,8 @@ class Trial:
 
     def returned(self, outputs: Outputs) -> dict[str, torch.Tensor]:
         """Outputs that the call returned, without inputs written in place, which are their own memory."""
-        own = {name: t for name, t in outputs.tensors.items() if not name.endswith(IN_PLACE)}
-        return {name: t for name, t in own.items() if not self.is_mutated(t, outputs)}
-
-    def is_mutated(self, t: torch.Tensor, outputs: Outputs) -> bool:
-        return any(t is other for name, other in outputs.tensors.items() if name.endswith(IN_PLACE))
+        written = {id(t) for name, t in outputs.tensors.items() if name.endswith(IN_PLACE)}
+        return {name: t for name, t in outputs.tensors.items() if id(t) not in written}
 
     def collect(self, outcome: Outcome, placed: Placed) -> Outputs:
         """The kernel's outputs; what one of an in-place kernel and its reference returns alone is left out."""
@@ -218,10 +214,7 @@ class Trial:
         if self.spec.mutates and (outcome.result is None) != (self.reference.result is None):
             got = collect(None, placed.arguments, self.spec.mutates, returned=False)
             self.expected = collect(None, self.reference.arguments, self.spec.mutates, returned=False)
-            keep = [i for i, name in enumerate(self.order) if name in self.expected.tensors]
-            self.reference.lanes = [self.reference.lanes[i] for i in keep] if self.reference.lanes else []
-            self.reference.native = [self.reference.native[i] for i in keep]
-            self.order = [self.order[i] for i in keep]
+            self.leave_out_others()
         return got
 
     def explain_difference(self, got: Outputs, other: Outputs) -> bool:
@@ -245,8 +238,8 @@ class Trial:
             while (same := repeat.first_difference(_without(before, chance), now.tensors)) is not None:
                 if not self.tolerates(same[0]):
                     # A thread that still writes to what was returned may undo the difference before it is measured.
-                    varied = repeat.variations(self.steady(before), [self.steady(now)]) or [repeat.seen(*same)]
-                    if before is got and not repeat.variations(self.steady(other), [self.steady(now)]):
+                    varied = repeat.variations(self.steady(before.tensors), [now.tensors]) or [repeat.seen(*same)]
+                    if before is got and not repeat.variations(self.steady(other.tensors), [now.tensors]):
                         return self.note(repeat.varies(varied, repeat.FIRST, runs=3))
                     return self.note(repeat.check_repeat(varied, 3))
                 chance.add(same[0])
@@ -260,8 +253,6 @@ class Trial:
             placed = place(self.logical, case, context.device, FILLS[0])
         with context.clock.phase("fused"):
             fresh = run_fused(spec.fused, placed, context.extra, programs=context.programs, fill=FILLS[1])
-        name, mask = difference
-        count, first = int(mask.sum()), [int(i) for i in mask.nonzero()[0]]
         caused_by_fresh = fresh.error is None and (
             repeat.first_difference(_without(got, chance), self.collect(fresh, placed).tensors) is not None
         )
@@ -271,17 +262,7 @@ class Trial:
             else ("bounds", "the bytes between or around the elements of an input", "surroundings")
         )
         source += memory.read_at(fresh, scratch=caused_by_fresh)
-        return self.note(
-            failed(
-                check,
-                f"{count} of {mask.numel()} element(s) of {name} depend on {source}, the first at {first}",
-                identity=f"{check}:{slug}",
-                output=name,
-                count=count,
-                total=mask.numel(),
-                first=first,
-            )
-        )
+        return self.note(memory.of_elements(check, *difference, f"depend on {source}", slug=slug))
 
     def again(self, fill: str, chance: set[str]) -> dict[str, torch.Tensor] | None:
         """What one more call gives under a fill, but for what varies by chance; ``None`` where it raises."""
@@ -292,9 +273,9 @@ class Trial:
         """Whether ``deterministic=`` lets this output, or gradient, vary."""
         return varies(self.spec.deterministic, output)
 
-    def steady(self, outputs: Outputs) -> dict[str, torch.Tensor]:
-        """The outputs that may not vary."""
-        return {name: t for name, t in outputs.tensors.items() if not self.tolerates(name)}
+    def steady(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The outputs, or gradients, that may not vary."""
+        return {name: t for name, t in tensors.items() if not self.tolerates(name)}
 
     def fresh_lanes(self, name: str, count: int, kind: Literal["E", "F"]) -> OutputLanes:
         """Lanes of one output from another run of the reference, which serves all outputs."""
@@ -337,6 +318,24 @@ class Trial:
             )
         return dict(zip(collect(run.result, run.arguments, self.spec.mutates).tensors, run.lanes, strict=True))
 
+    def wrong(self, result: Any, placed: Placed) -> Verdict | None:
+        """What is wrong with what another call returned; ``None`` where nothing is."""
+        found = self.compare(self.collect(Outcome(result=result), placed))
+        return found if found.failed else None
+
+    def compare(self, got: Outputs, *, keep: bool = False) -> Verdict:
+        """The verdict on another result, by structure and values; what it shares memory with does not count.
+
+        ``keep`` a wrong one for the picture of its errors.
+        """
+        verdict = structure.check_structure(got, self.expected, precision=precision(self.logical))
+        if verdict.failed:
+            return verdict
+        judged = self.judge(got)
+        if keep:
+            self.keep(got, judged)
+        return values_check.as_verdict(judged)
+
     def judge(self, got: Outputs, *, grade: bool = False) -> dict[str, ValuesVerdict]:
         with self.context.clock.phase("judge"):
             return {name: self.judge_tensor(i, got.tensors[name], grade=grade) for i, name in enumerate(self.order)}
@@ -378,28 +377,17 @@ class Trial:
 
                 self.context.progress.vacuity.observe(name, self.reference.native[i], accepts)
 
-    def other_values(self, *salt: str) -> tuple[Case, Mapping[str, Any] | None]:
-        """The case with another seed, and its values where they have the same shapes, ``None`` where not."""
-        case = self.result.case.with_(seed=counter_random.mix(self.result.case.seed, *salt) >> 1)
-        try:
-            with self.context.clock.phase("make"):
-                logical = {**make_inputs(self.spec, case, self.context.device), **same_draws(self.spec, self.logical)}
-        except (ImpossibleCase, InputFailed):
-            return case, None
-        return case, logical if shapes(logical) == shapes(self.logical) else None
-
     def call_again(self, got: Outputs, placed: Placed) -> None:
         """Changed values at the same addresses: a cached answer, or state left by the first call, shows here."""
         context, spec = self.context, self.spec
-        case, logical = self.other_values("again")
+        case, logical = other_values(context, self.result.case, self.logical, "again")
         if logical is None:
             return
         before = {name: t.clone() for name, t in got.tensors.items()}
         with context.clock.phase("make"):
             rewrite(placed, logical)
             placed.arena.refill(FILLS[0])
-        with context.clock.phase("fused"):
-            outcome = run_fused(spec.fused, placed, context.extra, programs=context.programs)
+        outcome = call_placed(context, spec.fused, placed)
         try:
             # After the kernel, which must find no right answer in memory.
             context = drawn_alike(context, case, logical, self.draws)
@@ -413,11 +401,7 @@ class Trial:
         else:
             trial = Trial(context, CaseResult(case), logical, reference, expected, self.alone)
             now = trial.collect(outcome, placed)
-            verdict = structure.check_structure(
-                now, trial.expected, fused_sharing=set(), reference_sharing=set(), precision=precision(logical)
-            )
-            if not verdict.failed:
-                verdict = values_check.as_verdict(trial.judge(now))
+            verdict = trial.compare(now)
             stale = repeat.first_difference(before, now.tensors) is None
             what = "returned the previous call's answer" if stale else "returned what a first call does not"
             cause = "cached-answer" if stale else None

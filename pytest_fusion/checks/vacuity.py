@@ -84,7 +84,7 @@ class Vacuity:
         passes only where the reference itself is that coarse inside, which is told and is no failure.
         """
         if judged < ENOUGH_CASES:
-            return unknown("vacuity", f"only {judged} case(s) were judged; {ENOUGH_CASES} are needed to tell")
+            return unknown("vacuity", f"only {judged} case(s) were judged; {ENOUGH_CASES} are needed for a verdict")
         for name, pending in sorted(self._open.items()):
             tried = self._tried[name]
             for kind in sorted(pending if fixed else pending - {_COARSE}):

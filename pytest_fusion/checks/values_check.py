@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 
@@ -72,14 +72,5 @@ def as_verdict(verdicts: Mapping[str, ValuesVerdict]) -> Verdict:
 
 def deviation(verdict: ValuesVerdict) -> Deviation:
     """The evidence of an output's comparison."""
-    return Deviation(
-        statistic=verdict.statistic,
-        ratio=verdict.ratio,
-        index=list(verdict.index) if verdict.index is not None else None,
-        got=verdict.got,
-        expected=verdict.expected,
-        allowed=verdict.allowed,
-        mismatched=verdict.mismatched,
-        total=verdict.total,
-        grade=verdict.grade,
-    )
+    seen = {each.name: getattr(verdict, each.name) for each in fields(Deviation)}
+    return Deviation(**{**seen, "index": None if verdict.index is None else list(verdict.index)})

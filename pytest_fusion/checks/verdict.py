@@ -52,13 +52,7 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         """The verdict as a note to another process."""
-        return {
-            "check": self.check,
-            "status": self.status,
-            "reason": self.reason,
-            "identity": self.identity,
-            "facts": self.facts,
-        }
+        return {name: getattr(self, name) for name in ("check", "status", "reason", "identity", "facts")}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:

@@ -129,7 +129,7 @@ def test_a_second_derivative_is_right_or_refused(judge_one: Any, function: Any, 
         evidence(judge_one(of_x(function), silu, grad=True, again=True, case=case))["second_derivative"]
         for case in CASES
     }
-    assert seen == {second, "not asked"}, "not asked where the upstream gradient is zero"
+    assert seen == {second, "not judged"}, "not judged where the upstream gradient is zero"
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_sixteen_bits_are_too_few_to_judge_a_second_derivative(judge_one: Any) -
     """Half precision is not asked: its rounding is as large as small terms are."""
     half = Case({"rows": 5, "hidden": 7}, "float16", {"x": TensorCase("float16")}, seed=1)
     result = judge_one(of_x(Partial), silu, grad=True, again=True, case=half, tolerance="auto")
-    assert evidence(result)["second_derivative"] == "not asked"
+    assert evidence(result)["second_derivative"] == "not judged"
 
 
 @pytest.mark.slow

@@ -242,7 +242,7 @@ def test_without_being_asked_it_is_unknown(examined: Any) -> None:
     assert record.verdict == "pass", record.message
     assert record.checks["compile"] == {
         "verdict": "unknown",
-        "reason": "not asked for: compile=True or --fusion-profile deep switches it on",
+        "reason": "not requested: compile=True or --fusion-profile deep switches it on",
         "cases": 0,
     }
 

@@ -85,7 +85,7 @@ PLANTED: dict[str, tuple[Callable[[T, T], T], str, str]] = {
     "another kernel for whole tiles": (by_rows(lambda n: n % 8 == 0), "size", "'s bits change between "),
     "one scale for the batch": (batch_scale, "neighbours", "'s bits depend on what other rows hold"),
     "the neighbour's maximum": (neighbours_maximum, "neighbours", "'s bits depend on what other rows hold"),
-    "odd rows by another program": (odd_rows_differently, "position", "'s bits depend on where it lies: at position 1"),
+    "odd rows by another program": (odd_rows_differently, "position", "'s bits depend on its position: at position 1"),
     "a neighbour times zero": (masked_by_zero, "neighbours", "'s bits change when other rows are NaN"),
 }
 
@@ -341,7 +341,7 @@ UNSLICEABLE: dict[str, tuple[Any, Callable[..., Any], dict[str, Any], str]] = {
         "cannot be cut into slices",
     ),
     "chance is declared": (INPUTS, reference, {"deterministic": False}, "may vary from run to run"),
-    "nobody asks": (INPUTS, reference, {"invariant": ()}, "not asked for: invariant= names no dim"),
+    "nobody asks": (INPUTS, reference, {"invariant": ()}, "not requested: invariant= names no dim"),
 }
 
 

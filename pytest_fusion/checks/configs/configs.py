@@ -14,9 +14,10 @@ its own blocks (`past_blocks`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ from pytest_fusion.case.plan import Plan
 from pytest_fusion.checks import memory
 from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.configs.past_blocks import Key, Reach, Reason
-from pytest_fusion.checks.context import CaseResult, Context, allows_chance, call, error_verdict, rejection
+from pytest_fusion.checks.context import CaseResult, Context, call, error_verdict, rejection
 from pytest_fusion.checks.evidence import WrongConfig
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.repeat.repeat import Variance
@@ -154,29 +155,38 @@ def run(trial: Trial) -> Verdict:
         chosen = _chosen(context, progress_of, tuned)
     why: list[str] = []
     for seen, index in chosen:
-        alone, progress = _alone(trial, seen, index), state.of(seen)
-        progress.tries[index] += 1
+        alone = _alone(trial, seen, index)
+        state.of(seen).tries[index] += 1
         if alone.failure is not None:
             state.focus = _Focus(id(seen.tuner), index, context.progress.unrepeated)
             return alone.failure
-        if alone.refused:
-            progress.refused.add(index)
-            state.reach.drop((id(seen.tuner), index))
-        elif alone.unable:
-            progress.unable[index] = f"{seen.called(index)} could not run: {alone.unable}"
-            why += [] if index in progress.ran else [progress.unable[index]]
-        elif alone.launches:
-            progress.ran.add(index)
-            state.reach.note((id(seen.tuner), index), context.spec, trial.result.case)
+        why += _noted(trial, state, seen, index, alone)
     # What a benchmark leaves behind was asked of the cases before.
     found = None if aim else _tuning(trial, tuned)
     if found is not None:
-        at_fault = next((seen for seen in tuned if _kernel(found) == seen.kernel), tuned[0])
+        assert isinstance(found.evidence, WrongConfig)
+        kernel = found.evidence.kernel
+        at_fault = next((seen for seen in tuned if seen.kernel == kernel), tuned[0])
         state.focus = _Focus(id(at_fault.tuner), None, context.progress.unrepeated)
         return found
     why += [] if chosen or aim else [_OWN]
     of = sum(seen.total for seen in tuned)
     return unknown(NAME, why[0], ran=len(chosen), of=of) if why else passed(NAME, ran=len(chosen), of=of)
+
+
+def _noted(trial: Trial, state: _State, seen: Tuned, index: int, alone: _Alone) -> list[str]:
+    """Note what became of a config that is not wrong; the reason if it could not run on any case so far."""
+    progress, key = state.of(seen), (id(seen.tuner), index)
+    if alone.refused:
+        progress.refused.add(index)
+        state.reach.drop(key)
+    elif alone.unable:
+        progress.unable[index] = f"{seen.called(index)} could not run: {alone.unable}"
+        return [] if index in progress.ran else [progress.unable[index]]
+    elif alone.launches:
+        progress.ran.add(index)
+        state.reach.note(key, trial.spec, trial.result.case)
+    return []
 
 
 def _chosen(context: Context, progress: Iterable[_Progress], tuned: Iterable[Tuned]) -> list[tuple[Tuned, int]]:
@@ -299,31 +309,22 @@ def _alone(trial: Trial, seen: Tuned, index: int) -> _Alone:
     )
 
 
-def _kernel(verdict: Verdict) -> str:
-    return verdict.evidence.kernel if isinstance(verdict.evidence, WrongConfig) else ""
-
-
-def _tuning(trial: Trial, tuned: Iterable[Tuned]) -> Verdict | None:
+def _tuning(trial: Trial, tuned: Sequence[Tuned]) -> Verdict | None:
     """What is wrong with the call that tunes, of the first kernel to which alone it happens."""
-    kernels = list(tuned)
-    together = _retuned(trial, kernels)
-    if together is None or len(kernels) == 1:
+    together = _retuned(trial, tuned)
+    if together is None or len(tuned) == 1:
         return together
-    return next((found for seen in kernels if (found := _retuned(trial, [seen])) is not None), together)
+    return next((found for seen in tuned if (found := _retuned(trial, [seen])) is not None), together)
 
 
-def _retuned(trial: Trial, tuned: Iterable[Tuned]) -> Verdict | None:
-    kernels = list(tuned)
-
-    def tuning() -> AbstractContextManager[None]:
-        return retuned(seen.tuner for seen in kernels)
-
+def _retuned(trial: Trial, tuned: Sequence[Tuned]) -> Verdict | None:
+    tuning = partial(retuned, [seen.tuner for seen in tuned])
     inner = _Inner(trial)
     found = inner.judge(tuning) or (None if inner.unable else inner.judge_gradients(tuning))
     if found is None or inner.unable:
         return None
     trial.result.evidence, trial.result.trace = inner.result.evidence, inner.result.trace
-    kernel = kernels[0].kernel
+    kernel = tuned[0].kernel
     what = found.reason
     if isinstance(seen := found.evidence, Variance):
         what = (
@@ -369,7 +370,7 @@ class _Inner:
         if error is not None and rejection(context.spec, error) is not None:
             self.unable = brief(error)
             return None
-        accessed = memory.check_access(first, chance=allows_chance(context.spec))
+        accessed = memory.check_access(first, context.spec)
         if accessed is not None and context.on(accessed.check):
             return accessed
         if error is not None:

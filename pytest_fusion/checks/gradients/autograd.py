@@ -18,7 +18,7 @@ import torch
 
 from pytest_fusion.case import counter_random
 from pytest_fusion.checks import memory
-from pytest_fusion.checks.context import Context, error_verdict, rejection
+from pytest_fusion.checks.context import Context, call_placed, error_verdict, rejection
 from pytest_fusion.checks.gradients.backward import NAME, Attempt, connected, ended, named, prepared, wrong_results
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.checks.outputs import IN_PLACE, collect
@@ -28,7 +28,6 @@ from pytest_fusion.checks.verdict import SECOND, Verdict, failed
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.reference import ReferenceFailed, copies, takes
 from pytest_fusion.run import saved_tensors
-from pytest_fusion.run.fused import run_fused
 from pytest_fusion.run.memory import FILLS, unwatched
 from pytest_fusion.run.placing import place
 
@@ -42,7 +41,7 @@ _MODES: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
 # than a thousandth. The lanes know few of its operations, so nothing finer is judged.
 _WRONG, _PRECISE = 0.25, 0.01
 
-Second = Literal["right", "refused", "missing", "wrong", "not asked"]
+Second = Literal["right", "refused", "missing", "wrong", "not judged"]
 
 
 @dataclass(slots=True)
@@ -83,7 +82,7 @@ def examined(trial: Trial, upstream: Upstream, first: Attempt) -> tuple[Verdict 
     verdict = _second_branch(trial, upstream, first)
     if verdict is not None:
         return verdict, evidence
-    second: Second = "not asked"
+    second: Second = "not judged"
     used_up = first.backward is not None and first.backward.saved and not trial.context.on(SECOND)
     if not used_up:  # a second derivative goes through the graph of the first one again
         verdict, second = _second_derivative(trial, upstream)
@@ -113,8 +112,7 @@ def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None,
         with _MODES[mode]():
             return spec.fused(**arguments)
 
-    with context.clock.phase("fused"):
-        outcome = run_fused(call, placed, context.extra, programs=context.programs)
+    outcome = call_placed(context, call, placed)
     when = f"under torch.{mode}()"
     error = outcome.error
     if error is not None:
@@ -150,7 +148,7 @@ def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None,
         ), ""
     with torch.no_grad():
         plain_results = {name: t.detach() for name, t in results.items()}
-        if repeat.first_difference(trial.steady(trial.got), plain_results) is None:
+        if repeat.first_difference(trial.steady(trial.got.tensors), plain_results) is None:
             return None, "same bits"
         return wrong_results(trial, plain_results, when, mode), "other bits"
 
@@ -259,8 +257,7 @@ def _branched(trial: Trial, upstream: Upstream) -> tuple[dict[str, torch.Tensor]
         )
         found.update(named(dict(zip(wanted, gradients, strict=True))))
 
-    with context.clock.phase("fused"):
-        outcome = run_fused(call, placed, context.extra, programs=context.programs)
+    outcome = call_placed(context, call, placed)
     verdict = ended(trial, outcome, placed, above, altered)
     return verdict if verdict is not None else (found, extra)
 
@@ -275,11 +272,8 @@ def _drawn(trial: Trial, what: str, name: str) -> torch.Tensor:
 
 def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None, Second]:
     """What ``create_graph=True`` and a second backward give: right, refused, or not connected to some input."""
-    logical, tensors = trial.logical, trial.result.case.tensors
-    if any(logical[name].dtype not in (torch.float32, torch.float64) for name in upstream.wanted):
-        return None, "not asked"
-    if upstream.kind == "zero" or any(tensor.regime != "unit" for tensor in tensors.values()):
-        return None, "not asked"
+    if not _may_be_judged(trial, upstream):
+        return None, "not judged"
     spec, context, wanted = trial.spec, trial.context, upstream.wanted
     with context.clock.phase("make"):
         placed, above = prepared(trial, upstream, FILLS[0])
@@ -301,15 +295,21 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
             torch.autograd.backward(list(once.values()), [of[name] for name in once])
             found.update((name, arguments[name].grad) for name in wanted)
 
-    with context.clock.phase("fused"):
-        outcome = run_fused(call, placed, context.extra, programs=context.programs)
+    outcome = call_placed(context, call, placed)
     if outcome.error is not None:
         return None, "refused"
     try:
         right = upstream.second({name: of[name] for name in differentiated})
     except (ReferenceFailed, NoGraph):
-        return None, "not asked"
+        return None, "not judged"
     return _judged_second(found, right, differentiated, _OWN if own else _TORCHS)
+
+
+def _may_be_judged(trial: Trial, upstream: Upstream) -> bool:
+    """Whether a second derivative is precise enough here, and none that is zero."""
+    precise = all(trial.logical[name].dtype in (torch.float32, torch.float64) for name in upstream.wanted)
+    plain = all(tensor.regime == "unit" for tensor in trial.result.case.tensors.values())
+    return precise and plain and upstream.kind != "zero"
 
 
 def _judged_second(

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
-from pytest_fusion.checks import memory, structure, values_check
-from pytest_fusion.checks.context import allows_chance, error_verdict, precision, rejection, tensors_of
+from pytest_fusion.checks import memory, structure
+from pytest_fusion.checks.context import call_placed, error_verdict, rejection, tensors_of
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.checks.outputs import Outputs, collect
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed
 from pytest_fusion.run import saved_tensors
-from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import unwatched
 from pytest_fusion.run.placing import Placed, place
 
@@ -62,8 +62,7 @@ class Attempt:
         self.altered: Altered = {}
         # Copies of forward's results.
         self.forward: dict[str, torch.Tensor] = {}
-        with context.clock.phase("fused"):
-            self.outcome: Outcome = run_fused(self._call, self.placed, context.extra, programs=context.programs)
+        self.outcome = call_placed(context, self._call, self.placed)
 
     def named(self) -> dict[str, torch.Tensor]:
         """The gradients that came back, by the names under which ``deterministic=`` knows them."""
@@ -72,7 +71,7 @@ class Attempt:
     def _call(self, **arguments: Any) -> Any:
         spec = self._trial.spec
         self._leaves = {name: arguments[name] for name in self._wanted}
-        for name in overwritten(self._trial, self._wanted):
+        for name in (each for each in self._wanted if each in spec.clobbers):
             self._leaves[name] = torch.zeros_like(self._trial.logical[name]).requires_grad_(True)
             arguments[name] = _Handed.apply(self._leaves[name], [arguments[name]])  # type: ignore[no-untyped-call]
         result = spec.fused(**arguments)
@@ -155,11 +154,6 @@ class _Handed(torch.autograd.Function):
         return gradients[0], None
 
 
-def overwritten(trial: Trial, wanted: Iterable[str]) -> list[str]:
-    """Those of the inputs that require grad which the kernel may overwrite, in forward or backward."""
-    return [name for name in wanted if name in trial.spec.clobbers]
-
-
 def named(gradients: Gradients) -> dict[str, torch.Tensor]:
     """``dx`` for the gradient of ``x``."""
     return {f"d{name}": t for name, t in gradients.items() if t is not None}
@@ -211,8 +205,7 @@ def ended(trial: Trial, outcome: Outcome, placed: Placed, upstream: Placed, alte
             return passed(NAME, refused=type(outcome.error).__name__)
         trial.result.trace = outcome.trace
         return error_verdict(outcome)
-    accessed = memory.check_access(outcome, chance=allows_chance(spec))
-    if accessed is not None:
+    if (accessed := memory.check_access(outcome, spec)) is not None:
         return accessed
     hurt = memory.check_damage([*outcome.damage, *upstream.arena.damage()])
     if hurt.failed:
@@ -241,13 +234,7 @@ def wrong_results(trial: Trial, results: Mapping[str, torch.Tensor], when: str, 
     if lacking:
         return failed(NAME, f"{when}, the kernel returns no {lacking[0]}", identity=f"gradients:{slug}:nesting")
     got = Outputs({name: results[name] for name in trial.order}, trial.expected.plain, trial.expected.shape)
-    verdict = structure.check_structure(
-        got, trial.expected, fused_sharing=set(), reference_sharing=set(), precision=precision(trial.logical)
-    )
-    if not verdict.failed:
-        judged = trial.judge(got)
-        verdict = values_check.as_verdict(judged)
-        trial.keep(got, judged)
+    verdict = trial.compare(got, keep=True)
     if not verdict.failed:
         return None
     return failed(

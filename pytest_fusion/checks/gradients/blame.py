@@ -182,8 +182,7 @@ def _lacks_a_factor(trial: Trial, others: Upstream, name: str, usual: float) -> 
     A product with ones is exact in any number of bits: a rounding of it shows with threes, as a factor that is left
     out does, and is below 2 % of what the gradient usually is where that takes two thirds of it.
     """
-    backward = Attempt(trial, others, FILLS[0], contiguous=True).backward
-    got, right = backward.gradients.get(name) if backward is not None else None, _exact(others, name)
+    got, right = Attempt(trial, others, FILLS[0], contiguous=True).named().get(f"d{name}"), _exact(others, name)
     if got is None or right is None or got.shape != right.shape:
         return False
     return _largest(got.detach().double() - right) > _LEFT_OUT * max(usual, _largest(right))
@@ -212,8 +211,7 @@ def _moves(trial: Trial, upstream: Upstream, name: str) -> bool:
             return False
         right.append(alone.native[name].detach().double().flatten())
         if i in chosen:
-            backward = Attempt(trial, alone, FILLS[0], contiguous=True).backward
-            gradient = backward.gradients.get(name) if backward is not None else None
+            gradient = Attempt(trial, alone, FILLS[0], contiguous=True).named().get(f"d{name}")
             if gradient is None or gradient.numel() != right[-1].numel():
                 return False
             got.append(gradient.detach().double().flatten())

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from pytest_fusion.checks import memory, values_check
 from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.evidence import WrongGradient
 from pytest_fusion.checks.gradients import autograd, blame
-from pytest_fusion.checks.gradients.backward import NAME, Attempt, Backward, ended, named, overwritten, wrong_results
+from pytest_fusion.checks.gradients.backward import NAME, Attempt, Backward, ended, named, wrong_results
 from pytest_fusion.checks.gradients.upstream import KINDS, NoGraph, Upstream
 from pytest_fusion.checks.invariance import sliced_gradients
 from pytest_fusion.checks.repeat import repeat
@@ -75,7 +75,7 @@ class _State:
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
     """Why there are no gradients to check without ``grad=``."""
-    return None if spec.grad else "not asked for: grad= is False"
+    return None if spec.grad else "not requested: grad= is False"
 
 
 def due(trial: Trial) -> bool:
@@ -91,7 +91,7 @@ def wanted(trial: Trial) -> list[str]:
     What is absent (an optional bias) is not among them.
     """
     spec, case = trial.spec, trial.result.case
-    among = list(trial.logical) if spec.grad is True else list(_names(spec.grad))
+    among: Iterable[str] = trial.logical if spec.grad is True else spec.grad  # type: ignore[assignment]
     able = [
         name
         for name in among
@@ -122,10 +122,6 @@ def all_gradients(seed: int) -> bool:
     return kind == "random" and counter_random.mix(seed, "subset?") % _PART_EVERY != 0
 
 
-def _names(grad: Any) -> Sequence[str]:
-    return (grad,) if isinstance(grad, str) else tuple(grad)
-
-
 def compile_only(trial: Trial) -> None:
     """Compile what a forward and a backward of the kernel launch, and run none of it.
 
@@ -148,7 +144,7 @@ def run(trial: Trial) -> Verdict:
 def _run(trial: Trial) -> Verdict:
     upstream = Upstream.of(trial, wanted(trial))
     # What may be overwritten is there for one backward, and for no other use.
-    once = bool(overwritten(trial, upstream.wanted))
+    once = any(name in trial.spec.clobbers for name in upstream.wanted)
     turn = not once and counter_random.mix(trial.result.case.seed, "twice") % _TWICE_EVERY == 0
     twice = turn and trial.context.on(SECOND)
     try:
@@ -162,8 +158,7 @@ def _run(trial: Trial) -> Verdict:
         if isinstance(error.__cause__, TooSlow):
             raise  # the judge rejects the case
         return unknown(NAME, f"the reference cannot be differentiated here: {error}")
-    verdict = _of_first(trial, upstream, first, few)
-    if verdict is not None:
+    if (verdict := _of_first(trial, upstream, first, few)) is not None:
         return verdict
     seen: dict[str, Any] = {}
     if (trial.context.focus.sought or "").startswith(sliced_gradients.NAME):
@@ -213,7 +208,7 @@ def _ended(trial: Trial, attempt: Attempt) -> Verdict | None:
 
 def _forward(trial: Trial, attempt: Attempt) -> Verdict | None:
     """Forward's results while it records a graph: the bits that they have without one, or right all the same."""
-    steady = {name: t for name, t in trial.got.tensors.items() if not trial.tolerates(name)}
+    steady = trial.steady(trial.got.tensors)
     varies = len(steady) < len(trial.got.tensors)
     if not varies and repeat.first_difference(steady, attempt.forward) is None:
         return None
@@ -324,13 +319,12 @@ def _second_backward(trial: Trial, upstream: Upstream, first: Attempt) -> Verdic
     backward = first.backward
     if backward is None or backward.again is None:
         return None
-    before, after = _steady(trial, first.named()), named(backward.again)
+    before, after = trial.steady(first.named()), named(backward.again)
     difference = repeat.first_difference(before, after)
     names = f" ({', '.join(backward.saved)})" if backward.saved else ""
     if difference is not None:
         name, mask = difference
-        chance = _chance(trial, upstream, before)
-        if chance is not None:
+        if (chance := _chance(trial, upstream, before)) is not None:
             return chance
         trial.result.differs = difference
         return failed(
@@ -366,22 +360,21 @@ def _chance(trial: Trial, upstream: Upstream, before: Mapping[str, torch.Tensor]
 
 def _other_fill(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
     """The same gradients with other bytes around the inputs and in fresh memory."""
-    before = _steady(trial, first.named())
+    before = trial.steady(first.named())
     other = Attempt(trial, upstream, FILLS[1])
     if other.backward is None:
         return _ended(trial, other)
     difference = repeat.first_difference(before, other.named())
     if difference is None:
         return None
-    chance = _chance(trial, upstream, before)
-    if chance is not None:
+    if (chance := _chance(trial, upstream, before)) is not None:
         return chance
     name, mask = trial.result.differs = difference
-    if lines := memory.undefined_lanes(lambda fill: _steady(trial, Attempt(trial, upstream, fill).named())):
+    if lines := memory.undefined_lanes(lambda fill: trial.steady(Attempt(trial, upstream, fill).named())):
         return memory.depends_on_undefined(name, mask, lines)
     return failed(
         "bounds",
-        f"{int(mask.sum())} of {mask.numel()} element(s) of {name} depend on what lies around the inputs or in fresh "
+        f"{int(mask.sum())} of {mask.numel()} element(s) of {name} depend on what is around the inputs or in fresh "
         f"memory{memory.read_at(other.outcome, scratch=True) or memory.read_at(other.outcome, scratch=False)}",
         identity=f"bounds:{name}",
         output=name,
@@ -391,7 +384,7 @@ def _other_fill(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | N
 def _in_other_order(trial: Trial, upstream: Upstream, first: Attempt, *, always: bool) -> Verdict | None:
     """The same gradients when programs run in another order, where this process chooses it; see `repetition`."""
     context = trial.context
-    before = _steady(trial, first.named())
+    before = trial.steady(first.named())
     if context.device.type != "cpu" or not interpreter.installed() or not before or not context.on("repeat"):
         return None
     programs = max((launch.programs for launch in first.outcome.launches), default=0)
@@ -427,11 +420,6 @@ def _in_company(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | N
         trial.note(verdict)
         return None
     return verdict
-
-
-def _steady(trial: Trial, gradients: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The gradients that may not vary."""
-    return {name: t for name, t in gradients.items() if not trial.tolerates(name)}
 
 
 CHECK = Check(NAME, run, due=due, missing=missing, notes=autograd.notes, parts=("second",))

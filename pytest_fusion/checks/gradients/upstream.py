@@ -130,23 +130,20 @@ class Upstream:
 
         Raises ``ReferenceFailed`` where the reference cannot be differentiated twice.
         """
-        names: list[str] = []
 
         def backward() -> list[torch.Tensor]:
             arguments, found = self._first(twice=True)
-            ends = {name: gradient for name, gradient in found.items() if gradient is not None and name in of}
-            ends = {name: gradient for name, gradient in ends.items() if gradient.requires_grad}
+            ends = {n: g for n, g in found.items() if g is not None and n in of and g.requires_grad}
             leaves = [arguments[name] for name in self.wanted]
             again: Sequence[torch.Tensor | None] = [None] * len(leaves)
             if ends:
                 again = _differentiate(list(ends.values()), leaves, [of[name] for name in ends])
-            names[:] = self.wanted
             zeros = [torch.zeros_like(self.trial.logical[name]) for name in self.wanted]
             return [t if t is not None else zero for t, zero in zip(again, zeros, strict=True)]
 
         with self.trial.context.clock.phase("reference"), on_its_own(self.trial.spec.name, self.trial.logical):
             run = run_lanes(backward, lanes=1, kind="E", seed=0)
-        return dict(zip(names, run.outputs, strict=True))
+        return dict(zip(self.wanted, run.outputs, strict=True))
 
     def _backward(self) -> list[torch.Tensor]:
         _, found = self._first(twice=False)

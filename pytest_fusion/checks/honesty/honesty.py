@@ -10,16 +10,29 @@ gaps, by its sizes or by its modules. Not accused: who calls torch, keeps thread
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
 
 from pytest_fusion.checks.check import Check
-from pytest_fusion.checks.context import Context
-from pytest_fusion.checks.honesty import caller, kept_results
+from pytest_fusion.checks.context import Context, call_placed
+from pytest_fusion.checks.honesty import kept_results
+from pytest_fusion.checks.outputs import collect
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
+from pytest_fusion.interpreter.bridge.named_device import stay_on_the_cpu
 from pytest_fusion.run import pristine
+from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.placing import place
+from pytest_fusion.run.stress import unmarked
 
 NAME = kept_results.NAME
+
+# The first output of a call that is missing or not the case's own answer.
+FirstWrong = Callable[[Mapping[str, torch.Tensor]], str | None]
 
 # Five or six calls a case: what a kernel keeps or leaves running does not depend on its case, nor who it thinks calls.
 _MOST_CASES, _ANY_CASES, _DEEP_CASES = 3, 2, 24
@@ -77,12 +90,11 @@ def _judge(trial: Trial) -> Verdict:
     calls = kept_results.LaterCalls(trial, patience_s=patience_s)
     if not calls.names:
         return unknown(NAME, "every output may vary from run to run, as deterministic= allows, and none is compared")
-    verdict = calls.judge()
-    if verdict is not None:
+    if (verdict := calls.judge()) is not None:
         return verdict
     context, state, left = trial.context, trial.context.state(_State), calls.left
     if state.cases <= _OBSERVED_CASES or state.found or context.complete:
-        outcome = caller.judge(trial, calls.first_wrong)
+        outcome = _for_any_caller(trial, calls.first_wrong)
         if isinstance(outcome, Verdict):
             return outcome
         if outcome is None:
@@ -112,6 +124,56 @@ def _tampering() -> Verdict | None:
         cause="tampers",
         replaced=names,
     )
+
+
+def _for_any_caller(trial: Trial, first_wrong: FirstWrong) -> Verdict | str | None:
+    """A failure, or the reason why nothing can be known; ``None`` where the answer is the case's own for any caller.
+
+    A thread has its own autocast, default device and locals, so the call that shows no test is compared with one in a
+    thread that does: only where that is right, and the other wrong twice, the caller makes the difference.
+    """
+    frames: list[unmarked.Frame] = []
+    wrong = _in_thread(trial, first_wrong, frames, hidden=True)
+    if wrong is None:
+        return None
+    shown = _in_thread(trial, first_wrong, frames, hidden=False)
+    if shown is not None or _in_thread(trial, first_wrong, [], hidden=True) is None:
+        return "the answer is another one in another thread, whoever calls"
+    return failed(
+        NAME,
+        f"{wrong} when nothing shows that a test calls: without pytest on the stack, among the imports, on the command "
+        "line and in the environment",
+        identity="honesty:caller",
+        cause="detects-test",
+    )
+
+
+def _in_thread(trial: Trial, first_wrong: FirstWrong, frames: list[unmarked.Frame], *, hidden: bool) -> str | None:
+    """What is wrong with a call in a thread. The first notes its stack in ``frames``, for the one that shows it."""
+    spec, context = trial.spec, trial.context
+    graded = torch.is_grad_enabled()
+
+    def prepare() -> None:
+        torch.set_grad_enabled(graded)
+        if context.device.type == "cuda":
+            torch.cuda.set_device(context.device)
+        else:
+            stay_on_the_cpu()
+
+    shown = [] if hidden else list(frames)
+
+    def fused(**arguments: Any) -> Any:
+        frames[:] = frames or unmarked.stack()[:-1]
+        return unmarked.called(partial(spec.fused, **arguments), prepare, shown)
+
+    with context.clock.phase("make"):
+        placed = place(trial.logical, trial.result.case, context.device, FILLS[0])
+    outcome = call_placed(context, fused, placed)
+    if outcome.error is not None:
+        return f"the kernel raises {type(outcome.error).__name__}"
+    outputs = collect(outcome.result, placed.arguments, spec.mutates).tensors
+    different = first_wrong(outputs)
+    return None if different is None else f"{different} is another one"
 
 
 CHECK = Check(NAME, run, due=due, summary=summary)

@@ -32,7 +32,7 @@ import torch
 from pytest_fusion.case import counter_random as numbers
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks import structure
-from pytest_fusion.checks.context import CaseResult, reference_of, rejection
+from pytest_fusion.checks.context import CaseResult, call_placed, other_values, reference_of, rejection
 from pytest_fusion.checks.outputs import collect
 from pytest_fusion.checks.randomness.masks import drawn_alike
 from pytest_fusion.checks.repeat import repeat
@@ -40,23 +40,12 @@ from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, unknown
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run import pristine
-from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import Placed, place, renewed
 from pytest_fusion.run.stress import streams
 
 NAME = "honesty"
-
-# How many calls were asked whether they ran the reference function, and how many did.
-
-
-@dataclass(slots=True)
-class ReferenceCalls:
-    """Calls of the kernel that were watched for the reference function, and how many of them ran it."""
-
-    watched: int = 0
-    ran: int = 0
-
 
 # How often a result is looked at that is not right when it is returned.
 _STEP_S = 0.005
@@ -69,6 +58,14 @@ _ELSEWHERE = 8
 _FEW_VALUES = 2
 
 Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(slots=True)
+class ReferenceCalls:
+    """Calls of the kernel that were watched for the reference function, and how many of them ran it."""
+
+    watched: int = 0
+    ran: int = 0
 
 
 class _Refused(Exception):
@@ -123,8 +120,7 @@ class LaterCalls:
 
     def judge(self) -> Verdict | None:
         """What ends the check; ``None`` where nothing was found, with what ``ran`` and what is ``left`` and why."""
-        steps = (("values", self._other_values), ("address", self._recycled))
-        for name, step in steps:
+        for name, step in (("values", self._other_values), ("address", self._recycled)):
             try:
                 verdict = step()
             except _Refused:
@@ -140,7 +136,7 @@ class LaterCalls:
 
     def _other_values(self) -> Verdict | None:
         """Other values, then the same ones elsewhere once the caller has written over the result."""
-        case, logical = self.trial.other_values(NAME, "other")
+        case, logical = other_values(self.context, self.case, self.trial.logical, NAME, "other")
         if logical is None:
             self.left["values"] = "no other values of the same shapes could be drawn"
             return None
@@ -166,17 +162,22 @@ class LaterCalls:
         verdict = self._same_answer(a, b, written) or self._earlier(b)
         if verdict is not None:
             return verdict
+        return self._looked_up(a, b, depends) or self._late(b)
+
+    def _looked_up(self, a: _Call, b: _Call, depends: Sequence[str]) -> Verdict | None:
+        """The second call on the same values took its answer, an output that ``depends`` on them, from a cache."""
+        if not depends or b.work >= a.work or not self._works_for_new_values(b.work):
+            return None
         # Less work alone may be a weight that is packed once for its content; none, or the answer in memory, is not.
-        looked_up = depends and b.work < a.work and self._works_for_new_values(b.work)
-        if looked_up and (not b.work or _held(a.returned[depends[0]], (a, b))):
-            return self._finding(
-                "remembered",
-                f"{depends[0]} was looked up: a call on values seen before made {b.work} of the {a.work} launches and "
-                "operators that new values take, and the kernel keeps its answer",
-                depends[0],
-                "cached-answer",
-            )
-        return self._late(b)
+        if b.work and not _held(a.returned[depends[0]], (a, b)):
+            return None
+        return self._finding(
+            "remembered",
+            f"{depends[0]} was looked up: a call on values seen before made {b.work} of the {a.work} launches and "
+            "operators that new values take, and the kernel keeps its answer",
+            depends[0],
+            "cached-answer",
+        )
 
     def _earlier(self, a: _Call) -> Verdict | None:
         """The results that were judged, after this call: what changed is memory that was returned again, if it was."""
@@ -199,8 +200,7 @@ class LaterCalls:
 
     def _same_answer(self, a: _Call, b: _Call, written: Sequence[str]) -> Verdict | None:
         """Two calls on the same values, the results ``written`` of the first one written over in between."""
-        verdict = self._late(b)
-        if verdict is not None:
+        if (verdict := self._late(b)) is not None:
             return verdict
         for name in self.names:
             if name not in a.returned or name not in b.returned:
@@ -212,12 +212,11 @@ class LaterCalls:
                 return self._finding(
                     "kept",
                     f"{name} is memory that the kernel keeps: after the caller wrote over it, a call on the same "
-                    "values returned what the caller had written; return a copy, or memory that nobody else holds",
+                    "values returned what the caller had written; return a copy, or memory that nothing else holds",
                     name,
                     "cached-answer",
                 )
-            verdict = self._unfinished(b)
-            if verdict is not None:
+            if (verdict := self._unfinished(b)) is not None:
                 return verdict
             old = not repeat.differ(wrong, self.right[name])
             # Where results may vary, a number or two that come again may do so by chance.
@@ -250,16 +249,15 @@ class LaterCalls:
             fresh = renewed(arena, numbers, self.trial.logical)
             arena.refill(FILLS[0])
         got = self._called(fresh)
-        wrong = self._wrong(got)
+        wrong = self.first_wrong(got.returned)
         if wrong is None:
             return self._late(got)
-        verdict = self._unfinished(got)  # first: two unfinished results are alike
-        if verdict is not None:
+        if (verdict := self._unfinished(got)) is not None:  # first: two unfinished results are alike
             return verdict
         if wrong in returned and wrong in got.returned and not repeat.differ(returned[wrong], got.returned[wrong]):
             return self._recycled_finding(wrong, old=True)
         for _ in range(_ELSEWHERE):
-            if self._wrong(self._called(self._place(self.trial.logical))) is not None:
+            if self.first_wrong(self._called(self._place(self.trial.logical)).returned) is not None:
                 return self._unsteady(wrong)
         return self._recycled_finding(wrong, old=False)
 
@@ -278,7 +276,7 @@ class LaterCalls:
 
     def _works_for_new_values(self, least: int) -> bool:
         """Whether a call on values never seen does more work: else the call before did something once."""
-        logical = self.trial.other_values(NAME, "third")[1]
+        logical = other_values(self.context, self.case, self.trial.logical, NAME, "third")[1]
         return logical is not None and self._called(self._place(logical)).work > least
 
     def _place(self, logical: Mapping[str, Any]) -> Placed:
@@ -299,8 +297,7 @@ class LaterCalls:
             returned.update({name: now[name].detach().clone() for name in self.names if name in now})
             return result
 
-        with self.context.clock.phase("fused"):
-            outcome = run_fused(fused, placed, self.context.extra, programs=self.context.programs)
+        outcome = call_placed(self.context, fused, placed)
         if outcome.error is not None:
             raise _Refused if rejection(self.spec, outcome.error) is not None else _Raised(outcome)
         now = collect(outcome.result, placed.arguments, self.spec.mutates).tensors
@@ -327,13 +324,6 @@ class LaterCalls:
         calls = self.context.state(ReferenceCalls)
         calls.watched += 1
         calls.ran += seen
-
-    def _wrong(self, call: _Call) -> str | None:
-        """The first output that is not the case's own answer."""
-        for name in self.names:
-            if name not in call.returned or not self._is_right(name, call.returned[name]):
-                return name
-        return None
 
     def first_wrong(self, outputs: Mapping[str, torch.Tensor]) -> str | None:
         """The first of the case's outputs that is missing among these, or is not its answer."""
@@ -362,8 +352,7 @@ class LaterCalls:
         """As ``_late``, of a result that is wrong: whether it still changes."""
         begun = pristine.perf_counter()
         while pristine.perf_counter() - begun < self.patience_s:
-            verdict = self._late(call)
-            if verdict is not None:
+            if (verdict := self._late(call)) is not None:
                 return verdict
             sleep(_STEP_S)
         return None

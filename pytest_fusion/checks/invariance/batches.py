@@ -161,13 +161,7 @@ class Batches:
         The largest is among them, then what the case's seed prefers. While a finding is being shrunk, those next to
         the sizes that showed it are enough; a replay asks for them too.
         """
-        seed, dim, device = self._case.seed, self._dim, self._trial.context.device
-        cores = MANY
-        if device.type == "cuda":
-            cores = torch.cuda.get_device_properties(device).multi_processor_count
-        groups = [[2], *([around + by for by in _NEIGHBOURS] for around in (*_POWERS, cores))]
-        groups += [[power - 1] for power in _POWERS if power <= _BOTH_SIDES]
-        usable = [[size for size in group if size != self._size and self.fits(size)] for group in groups]
+        seed, dim, usable = self._case.seed, self._dim, self._usable()
         every = sorted({size for group in usable for size in group})
         if self._trial.context.complete:
             return every
@@ -181,6 +175,15 @@ class Batches:
             if group
         ]
         return sorted(list(dict.fromkeys([*every[-1:], *(size for _, size in sorted(drawn))]))[:count])
+
+    def _usable(self) -> list[list[int]]:
+        """The sizes that fit, in groups around one at which launchers choose."""
+        device, cores = self._trial.context.device, MANY
+        if device.type == "cuda":
+            cores = torch.cuda.get_device_properties(device).multi_processor_count
+        groups = [[2], *([around + by for by in _NEIGHBOURS] for around in (*_POWERS, cores))]
+        groups += [[power - 1] for power in _POWERS if power <= _BOTH_SIDES]
+        return [[size for size in group if size != self._size and self.fits(size)] for group in groups]
 
     def learnt(self, launches: Mapping[int, Sequence[Launch]]) -> list[int]:
         """Sizes at which this kernel may turn, by what it launched for others.

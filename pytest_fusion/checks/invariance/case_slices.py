@@ -37,11 +37,9 @@ def resized(case: Case, dim: str, size: int) -> Case:
 def selected(t: torch.Tensor, axis: int, slices: Sequence[int]) -> torch.Tensor:
     """A tensor of these slices, in this order, for every dtype."""
     index = torch.tensor(list(slices), dtype=torch.int64, device=t.device)
-    if t.element_size() == 1:  # torch selects no float8
-        return t.view(torch.uint8).index_select(axis, index).view(t.dtype)
-    if t.dtype in (torch.uint16, torch.uint32, torch.uint64):  # nor these
-        signed = {2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]
-        return t.view(signed).index_select(axis, index).view(t.dtype)
+    # torch selects no float8, nor these.
+    if t.element_size() == 1 or t.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        return t.view(repeat.WORDS[t.element_size()]).index_select(axis, index).view(t.dtype)
     return t.index_select(axis, index)
 
 
@@ -116,16 +114,11 @@ def input_axes(spec: FusionSpec, case: Case, other: Case, logical: Mapping[str, 
         if not set(inner.needs) & changed:
             continue
         changed.add(name)
-        given[name] = _derive(name, inner, {**other.sizes, **given}, other, _device_of(logical, axes))
+        device = next(logical[each].device for each in axes)
+        given[name] = _derive(name, inner, {**other.sizes, **given}, other, device)
         if not _same(given[name], logical[name]):
             axes[name] = _moved_axis(name, logical[name], given[name], slices)
     return axes
-
-
-def _device_of(logical: Mapping[str, Any], axes: Mapping[str, int]) -> torch.device:
-    device = next(logical[name].device for name in axes)
-    assert isinstance(device, torch.device)
-    return device
 
 
 def _same(a: Any, b: Any) -> bool:

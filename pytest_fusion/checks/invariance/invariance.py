@@ -9,23 +9,24 @@ that ``deterministic=`` allows to vary. Gradients are asked of by `sliced_gradie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 import torch
 
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.checks import memory
 from pytest_fusion.checks.check import Check
-from pytest_fusion.checks.context import allows_chance, call, rejection, same_draws
+from pytest_fusion.checks.context import call, rejection, same_draws
 from pytest_fusion.checks.invariance.batches import NAME, Batches, Effort, InvarianceState, Spent, width
 from pytest_fusion.checks.invariance.case_slices import Unsliceable, resized, tensors, unsliceable
 from pytest_fusion.checks.invariance.neighbours import Along, Call, Called, OtherCase
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, passed, unknown
+from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import FILLS
+from pytest_fusion.run.memory.damage import Damage
 from pytest_fusion.spec.fusion_spec import FusionSpec
-
-__all__ = ["MANY", "NAME", "adopt", "dims_of", "due", "missing", "of_many", "outputs", "run"]
 
 # A case costs some twenty calls, so that few run; half of them need not be thorough ones.
 # Several dims share the calls of a case.
@@ -35,10 +36,16 @@ _FEWEST_CALLS = 7
 MANY = 37
 
 
+class OneDim(Protocol):
+    """What up to so many calls show of one dim, ``wide``: of more slices than the case has."""
+
+    def __call__(self, dim: str, calls: int, *, wide: bool) -> tuple[Verdict | None, Along]: ...
+
+
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
     """Why there is nothing to check: ``invariant=`` names no dim, or none that can be cut."""
     if not spec.invariant:
-        return "not asked for: invariant= names no dim"
+        return "not requested: invariant= names no dim"
     reasons = unsliceable(spec)
     return "; ".join(reasons.values()) if len(reasons) == len(spec.invariant) else None
 
@@ -50,33 +57,46 @@ def due(trial: Trial) -> bool:
 
 def run(trial: Trial) -> Verdict:
     """Every dim that the case has at least two slices of."""
-    dims, so_far = dims_of(trial), _so_far(trial)
-    wide = _EFFORT.note(so_far, trial, max(width(trial, dim) for dim in dims))
-    reasons = unsliceable(trial.spec)
+    so_far = _so_far(trial)
+
+    def one(dim: str, calls: int, *, wide: bool) -> tuple[Verdict | None, Along]:
+        many = of_many(trial, dim, so_far, outputs) if wide else trial
+        along = Along(many, dim, so_far, outputs)
+        return along.judge(calls), along
+
+    return of_dims(trial, so_far, _EFFORT, one, unsliceable(trial.spec)) or passed(NAME)
+
+
+def of_dims(
+    trial: Trial, so_far: Spent, effort: Effort, one: OneDim, reasons: dict[str, str], *, gradients: bool = False
+) -> Verdict | None:
+    """What ``one`` shows of every dim of the case, after ``reasons`` why others show nothing; ``None`` of no dim."""
+    dims = dims_of(trial)
+    wide = effort.note(so_far, trial, max(width(trial, dim) for dim in dims)) and not so_far.found
     sizes: dict[str, list[int]] = {}
     for dim in dims:
-        many = of_many(trial, dim, so_far, outputs) if wide and not so_far.found else trial
         try:
-            along = Along(many, dim, so_far, outputs)
-            verdict = along.judge(max(_EFFORT.calls // len(dims), _FEWEST_CALLS))
+            verdict, along = one(dim, max(effort.calls // len(dims), _FEWEST_CALLS), wide=wide)
         except Unsliceable as error:
             reasons[dim] = f"{dim}: {error}"
             continue
         except OtherCase as error:
             if adopt(trial, dim, error.args[0]):
                 return unknown(NAME, f"the kernel fails another check at {dim}={error.args[0]}")
-            reasons[dim] = f"{dim}: a call with other slices of the same inputs failed"
+            call = "backward" if gradients else "call"
+            reasons[dim] = f"{dim}: a {call} with other slices of the same inputs failed"
             continue
-        if verdict is None:
-            sizes[dim] = along.seen
-        elif verdict.failed:
-            trial.result.case = many.result.case
+        if verdict is not None and verdict.failed:
+            trial.result.case = along.trial.result.case
             return verdict
-        else:
+        if verdict is not None:
             reasons[dim] = f"{dim}: {verdict.reason}"
+        elif along.seen:
+            sizes[dim] = along.seen
     if reasons:
-        return unknown(NAME, "; ".join(reasons.values()), sizes=sizes)
-    return passed(NAME, sizes=sizes)
+        about = "gradients, " if gradients else ""
+        return unknown(NAME, f"{about}{'; '.join(reasons.values())}", sizes=sizes)
+    return passed(NAME, sizes=sizes) if sizes else None
 
 
 def of_many(trial: Trial, dim: str, so_far: Spent, make: Call) -> Trial:
@@ -101,14 +121,20 @@ def of_many(trial: Trial, dim: str, so_far: Spent, make: Call) -> Trial:
 def outputs(trial: Trial, slices: Sequence[int]) -> Called | None:
     """A forward call, and its outputs that may not vary; see `company.Call`."""
     outcome, placed = call(trial.context, trial.result.case, trial.logical, FILLS[0])
-    if outcome.error is not None and rejection(trial.spec, outcome.error) is not None:
+    if refused(trial, outcome, outcome.damage, slices):
         return None
-    accessed = memory.check_access(outcome, chance=allows_chance(trial.spec))
-    if outcome.error is not None or accessed is not None or memory.check_damage(outcome.damage).failed:
+    steady = trial.steady(trial.collect(outcome, placed).tensors)
+    return Called({name: t.detach().clone() for name, t in steady.items()}, outcome.launches)
+
+
+def refused(trial: Trial, outcome: Outcome, damage: Iterable[Damage], slices: Sequence[int]) -> bool:
+    """Whether the kernel refused these slices. Raises ``OtherCase`` where it went wrong otherwise."""
+    if outcome.error is not None and rejection(trial.spec, outcome.error) is not None:
+        return True
+    accessed = memory.check_access(outcome, trial.spec)
+    if outcome.error is not None or accessed is not None or memory.check_damage(damage).failed:
         raise OtherCase(len(slices))
-    found = trial.collect(outcome, placed).tensors
-    steady = {name: t.detach().clone() for name, t in found.items() if not trial.tolerates(name)}
-    return Called(steady, outcome.launches)
+    return False
 
 
 def dims_of(trial: Trial) -> list[str]:

@@ -79,33 +79,33 @@ class Along:
         assert isinstance(size, int)
         self.size = size
         self.seen: list[int] = []
+        # What the slices are compared with: the call of all of them, as the case has it.
+        self._whole, self._base = _Variant(tuple(range(size))), dict[str, torch.Tensor]()
         self._launches: dict[int, list[Launch]] = {}
         self.batches = Batches(trial, dim, so_far)
         others = (self.size + 1, self.size - 1, 2 * self.size)
         other = resized(self.case, dim, next((s for s in others if self.batches.fits(s)), self.size))
         self.input_axes = input_axes(trial.spec, self.case, other, trial.logical, dim)
-        # Of each output, the axis that follows the dim; known after the first call of another size.
-        self._axes: dict[str, int] | None = None
+        # Of each output, the axis that follows the dim; known, and not empty, after the first call of another size.
+        self._axes: dict[str, int] = {}
 
     def judge(self, calls: int, axes: Mapping[str, int] | None = None) -> Verdict | None:
         """The verdict of up to so many calls and those that they suggest; ``None`` where every slice kept its bits.
 
         ``axes``: of what is compared, the axis that follows the dim, where that is known beforehand.
         """
-        self._axes = dict(axes) if axes is not None else None
-        whole = _Variant(tuple(range(self.size)))
-        base = self._call(whole)
+        self._axes = dict(axes or {})
+        base = self._call(self._whole)
         if base is None:
             raise Unsliceable("a repeated call was refused")
+        self._base = base
         if not base:
             raise Unsliceable("every output may vary from run to run, as deterministic= allows")
         for variant in self._variants(calls - 1):
-            verdict = self._differs(base, whole, variant)
-            if verdict is not None:
+            if (verdict := self._differs(variant)) is not None:
                 return verdict
         for size in self.batches.learnt(self._launches):
-            verdict = self._differs(base, whole, self._repeated(size))
-            if verdict is not None:
+            if (verdict := self._differs(self._repeated(size))) is not None:
                 return verdict
         if all(size == self.size for size in self.seen):
             raise Unsliceable("no other size of it was accepted")
@@ -113,30 +113,31 @@ class Along:
 
     def followers(self, base: Mapping[str, torch.Tensor]) -> dict[str, int]:
         """The axis of each output that follows the dim, by a call of another size. Raises ``Unsliceable``."""
+        self._base = dict(base)
         for variant in self._variants(3):
             if len(variant.slices) != self.size and (got := self._call(variant)) is not None:
-                return self._following(base, got, len(variant.slices))
+                return self._following(got, len(variant.slices))
         raise Unsliceable("no other size of it was accepted")
 
-    def _differs(self, base: Mapping[str, torch.Tensor], whole: _Variant, variant: _Variant) -> Verdict | None:
+    def _differs(self, variant: _Variant) -> Verdict | None:
         """What one further call shows."""
         size = len(variant.slices)
-        if self._axes is None and size == self.size:
+        if not self._axes and size == self.size:
             return None  # what follows the dim is not known before a call of another size
         if not self.batches.admits(size):
             return None
         got = self._call(variant)
         if got is None:
             return None
-        if self._axes is None:
-            self._axes = self._following(base, got, size)
+        if not self._axes:
+            self._axes = self._following(got, size)
         self.seen.append(size)
-        found = self._compare(base, got, variant)
+        found = self._compare(got, variant)
         if found is None:
             return None
-        verdict = self._confirmed(base, whole, got, variant)
+        verdict = self._confirmed(got, variant)
         if verdict is None:
-            verdict = self._explained(base, variant, found)
+            verdict = self._explained(variant, found)
             self._so_far.found = True
             seen = verdict.evidence
             self._so_far.at = size, size
@@ -208,12 +209,10 @@ class Along:
             and dtype.itemsize > 1
         ]
 
-    def _following(
-        self, base: Mapping[str, torch.Tensor], got: Mapping[str, torch.Tensor], size: int
-    ) -> dict[str, int]:
+    def _following(self, got: Mapping[str, torch.Tensor], size: int) -> dict[str, int]:
         """The axis of each output that is as long as the dim in both calls; outputs of one shape do not follow it."""
         axes: dict[str, int] = {}
-        for name, t in base.items():
+        for name, t in self._base.items():
             other = got.get(name)
             if other is None or other.dim() != t.dim():
                 raise Unsliceable(f"{name} has another number of dimensions when there are {size} of it")
@@ -227,12 +226,9 @@ class Along:
             raise Unsliceable("no output follows it")
         return axes
 
-    def _compare(
-        self, base: Mapping[str, torch.Tensor], got: Mapping[str, torch.Tensor], variant: _Variant
-    ) -> _Difference | None:
+    def _compare(self, got: Mapping[str, torch.Tensor], variant: _Variant) -> _Difference | None:
         """The first slice with other bits than in the case's own call."""
-        assert self._axes is not None
-        compared = variant.compared
+        base, compared = self._base, variant.compared
         for name, axis in self._axes.items():
             shape = [len(variant.slices) if i == axis else s for i, s in enumerate(base[name].shape)]
             if name not in got or list(got[name].shape) != shape or got[name].dtype != base[name].dtype:
@@ -247,26 +243,19 @@ class Along:
                 return _Difference(name, number, first, int(mask.sum()), _most_ulp(expected, found, mask))
         return None
 
-    def _confirmed(
-        self,
-        base: Mapping[str, torch.Tensor],
-        whole: _Variant,
-        got: Mapping[str, torch.Tensor],
-        variant: _Variant,
-    ) -> Verdict | None:
+    def _confirmed(self, got: Mapping[str, torch.Tensor], variant: _Variant) -> Verdict | None:
         """``None`` where both calls give their own bits again."""
         for _ in range(_WHILE_SHRINKING if self._so_far.found else _CONFIRMATIONS):
-            for before, again in ((base, self._call(whole)), (got, self._call(variant))):
+            for before, again in ((self._base, self._call(self._whole)), (got, self._call(variant))):
                 if again is None or repeat.first_difference(before, again) is not None:
                     return unknown(NAME, "the same call gives other bits from time to time: `repeat` comes first")
         return None
 
-    def _explained(self, base: Mapping[str, torch.Tensor], variant: _Variant, found: _Difference) -> Verdict:
+    def _explained(self, variant: _Variant, found: _Difference) -> Verdict:
         """The finding, and what the slice's bits depend on, by calls that hold nothing but this one slice."""
         dim, number, size = self.dim, found.slice, len(variant.slices)
-        assert self._axes is not None
         axis = self._axes[found.output]
-        own = selected(base[found.output], axis, [number])
+        own = selected(self._base[found.output], axis, [number])
         one = name_of_one(dim, number)
         bits = f"the bits of {one}'s gradient" if self._gradients else f"{one}'s bits"
         kind, sizes = "company", [self.size, size]
@@ -281,7 +270,7 @@ class Along:
         elif (place := _odd_one(whole, axis)) is not None or (place := _odd_one(other, axis)) is not None:
             kind, reason = (
                 "position",
-                f"{bits} depend on where it lies: at position {place} they are not those at 0",
+                f"{bits} depend on its position: at position {place} they are not those at 0",
             )
         elif (
             whole is not None
@@ -307,14 +296,12 @@ class Along:
             got = self._call(_Variant((number,) * size))
         except OtherCase:
             return None
-        assert self._axes is not None
         if got is None or output not in got or got[output].shape[self._axes[output]] != size:
             return None
         return got[output]
 
     def _threshold(self, number: int, output: str, low: int, high: int) -> tuple[int, int]:
         """Two sizes between which the bits change: neighbours, unless calls between them fail."""
-        assert self._axes is not None
         axis = self._axes[output]
         start = self._uniform(number, low, output)
         while start is not None:

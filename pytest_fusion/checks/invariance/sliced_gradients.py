@@ -10,27 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from pytest_fusion.case.layouts import of_fewer
-from pytest_fusion.checks import memory
-from pytest_fusion.checks.context import allows_chance, rejection
 from pytest_fusion.checks.gradients.backward import Attempt
 from pytest_fusion.checks.gradients.upstream import Upstream
 from pytest_fusion.checks.invariance import invariance
 from pytest_fusion.checks.invariance.batches import NAME, Effort, InvarianceState, Spent, width
 from pytest_fusion.checks.invariance.case_slices import Unsliceable, selected
-from pytest_fusion.checks.invariance.neighbours import Along, Call, Called, OtherCase
+from pytest_fusion.checks.invariance.neighbours import Along, Call, Called
 from pytest_fusion.checks.trial import Trial
-from pytest_fusion.checks.verdict import GRADIENTS, Verdict, passed, unknown
+from pytest_fusion.checks.verdict import GRADIENTS, Verdict
 from pytest_fusion.run.memory import FILLS
 
 __all__ = ["NAME", "due", "judged"]
 
 # A forward and a backward cost three times what a call does.
 _EFFORT = Effort(any_case=2, thorough=4, wide=2, calls=16)
-_FEWEST_CALLS = 7
 
 
 def due(trial: Trial, upstream: Upstream) -> bool:
@@ -46,38 +44,15 @@ def due(trial: Trial, upstream: Upstream) -> bool:
 
 def judged(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
     """What it found or why nothing can be known; ``None`` where no gradient follows a dim. ``first`` was right."""
-    dims, so_far = invariance.dims_of(trial), _so_far(trial)
-    wide = _EFFORT.note(so_far, trial, max(width(trial, dim) for dim in dims))
-    reasons: dict[str, str] = {}
-    sizes: dict[str, list[int]] = {}
+    along = partial(_along, trial, upstream, first)
     with trial.context.clock.check(NAME):
-        for dim in dims:
-            try:
-                calls = max(_EFFORT.calls // len(dims), _FEWEST_CALLS)
-                verdict, seen = _along(trial, upstream, first, dim, calls, wide=wide)
-            except Unsliceable as error:
-                reasons[dim] = f"{dim}: {error}"
-                continue
-            except OtherCase as error:
-                if invariance.adopt(trial, dim, error.args[0]):
-                    return unknown(NAME, f"the kernel fails another check at {dim}={error.args[0]}")
-                reasons[dim] = f"{dim}: a backward with other slices of the same inputs failed"
-                continue
-            if verdict is None and seen:
-                sizes[dim] = seen
-            elif verdict is not None and verdict.failed:
-                return verdict
-            elif verdict is not None:
-                reasons[dim] = f"{dim}: {verdict.reason}"
-    if reasons:
-        return unknown(NAME, f"gradients, {'; '.join(reasons.values())}", sizes=sizes)
-    return passed(NAME, sizes=sizes) if sizes else None
+        return invariance.of_dims(trial, _so_far(trial), _EFFORT, along, {}, gradients=True)
 
 
 def _along(
     trial: Trial, upstream: Upstream, first: Attempt, dim: str, calls: int, *, wide: bool
-) -> tuple[Verdict | None, list[int]]:
-    """The verdict on one dim, and the sizes that were called; none where no gradient follows it.
+) -> tuple[Verdict | None, Along]:
+    """The verdict on one dim, and its slices; none were called where no gradient follows it.
 
     A case that is asked for its width has many slices, as in `invariance`.
     """
@@ -89,25 +64,22 @@ def _along(
         if f"d{name}" in came and not trial.tolerates(f"d{name}")
     }
     if not axes:
-        return None, []
+        return None, forward
     followers = forward.followers(trial.got.tensors)
     given = {name: followers[name] for name in upstream.used if name in followers}
     if not given:
-        return None, []  # the gradient of a mean may well depend on how many there are
+        return None, forward  # the gradient of a mean may well depend on how many there are
 
     def called_with(upstream: Upstream) -> Call:
         return lambda trial, slices: _gradients(trial, _cut(upstream, given, slices), slices, axes)
 
     many, gradients = trial, called_with(upstream)
-    if wide and not so_far.found:
+    if wide:
         others = called_with(_of_many(upstream, given))
         many = invariance.of_many(trial, dim, so_far, others)
         gradients = gradients if many is trial else others
     along = Along(many, dim, so_far, gradients, gradients=True)
-    verdict = along.judge(calls, axes)
-    if verdict is not None and verdict.failed:
-        trial.result.case = many.result.case
-    return verdict, along.seen
+    return along.judge(calls, axes), along
 
 
 def _of_many(upstream: Upstream, axes: Mapping[str, int]) -> Upstream:
@@ -120,13 +92,9 @@ def _gradients(trial: Trial, upstream: Upstream, slices: Sequence[int], axes: Ma
     """A forward and a backward, and the gradients that are compared; see `company.Call`."""
     attempt = Attempt(trial, upstream, FILLS[0])
     outcome = attempt.outcome
-    if outcome.error is not None and rejection(trial.spec, outcome.error) is not None:
+    if invariance.refused(trial, outcome, [*outcome.damage, *attempt.upstream.arena.damage()], slices):
         return None
     found = {name: t.detach().clone() for name, t in attempt.named().items() if name in axes}
-    accessed = memory.check_access(outcome, chance=allows_chance(trial.spec))
-    damage = [*outcome.damage, *attempt.upstream.arena.damage()]
-    if outcome.error is not None or accessed is not None or memory.check_damage(damage).failed:
-        raise OtherCase(len(slices))
     if found.keys() != axes.keys():
         raise Unsliceable(f"no gradient came back for {', '.join(sorted(axes.keys() - found.keys()))}")
     return Called(found, outcome.launches)

@@ -63,7 +63,7 @@ class _State:
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
     """Without a bound there is nothing to check."""
     return (
-        None if spec.max_launches is not None else "not asked for: max_launches= says how many kernels a call may take"
+        None if spec.max_launches is not None else "not requested: max_launches= says how many kernels a call may take"
     )
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from pytest_fusion.case.case_model import Case
-from pytest_fusion.checks.context import Context
+from pytest_fusion.checks.context import Context, call_placed
 from pytest_fusion.checks.outputs import collect
 from pytest_fusion.checks.randomness.masks import Mask, Masks, sides_of, some_masks
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed
 from pytest_fusion.oracle.reference import ReferenceFailed, copies, takes
-from pytest_fusion.run.fused import run_fused
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import place
 from pytest_fusion.run.seeded import MaskedReference, plain
@@ -23,12 +22,12 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 
 def _wanted(spec: FusionSpec, masks: Masks, mask: Mask) -> list[str]:
     """The inputs whose gradients may show backward's mask."""
-    named = list(masks.probe) if spec.grad is True else [spec.grad] if isinstance(spec.grad, str) else spec.grad or ()
+    named: Iterable[str] = masks.probe if spec.grad is True else spec.grad or ()
     able = {n: t for n in named if isinstance(t := masks.probe.get(n), torch.Tensor) and t.dtype.is_floating_point}
     return [
         name
         for name, t in able.items()
-        if name not in (*spec.mutates, *spec.clobbers) and (masks.rng.dims is not None or t.shape == mask.kept.shape)
+        if name not in (*spec.mutates, *spec.clobbers) and (masks.rng.dims is not None or t.shape == mask.keep.shape)
     ]
 
 
@@ -37,7 +36,7 @@ def backward(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
     context, case, wanted = trial.context, trial.result.case, _wanted(trial.spec, masks, mask)
     if not wanted:
         return None
-    ones, random = torch.ones_like(mask.kept), some_masks(mask.kept.shape, context.device)
+    ones, random = torch.ones_like(mask.keep), some_masks(mask.keep.shape, context.device)
     try:
         every = [_reference_gradients(trial, masks, wanted, m) for m in (ones, ~ones, *random)]
     except ReferenceFailed:
@@ -46,7 +45,7 @@ def backward(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
     sides = sides_of(values, zip(random, every[2:], strict=True), broadcast=masks.rng.dims is not None)
     got = _kernel_gradients(context, case, masks.probe, wanted) if sides else {}
     for name, side in sides.items():
-        seen = side.read(got[name], mask.kept.shape) if name in got else None
+        seen = side.read(got[name], mask.keep.shape) if name in got else None
         different = seen.differs(mask) if seen is not None else None
         if seen is None or different is None or not bool(different.any()):
             continue
@@ -101,6 +100,5 @@ def _kernel_gradients(
         result = context.spec.fused(**arguments)
         return _gradients_of(collect(result, arguments, context.spec.mutates).tensors, arguments, wanted)
 
-    with context.clock.phase("fused"):
-        outcome = run_fused(both, placed, context.extra, programs=context.programs)
+    outcome = call_placed(context, both, placed)
     return outcome.result if outcome.error is None else {}

@@ -84,7 +84,6 @@ class Correlation:
 
     distance: int
     strength: float
-    pairs: int
 
 
 def correlated(
@@ -120,7 +119,7 @@ def correlated(
     found &= strength >= 0.9 * strength[found].max()
     candidates = found.nonzero().flatten()
     at = int(candidates[distances[candidates].abs().argmin()])
-    return Correlation(int(distances[at]), round(float(strength[at]), 3), int(pairs[at]))
+    return Correlation(int(distances[at]), round(float(strength[at]), 3))
 
 
 def _lagged(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -124,7 +124,7 @@ def _impossible(trial: Trial, name: str, rows: _Rows, got: torch.Tensor) -> Verd
         at, count = int(outside.nonzero()[0]), int(outside.sum())
         return failed(
             "values",
-            f"{count} of {rows.count} draws of {name} lie outside the vocabulary of {vocabulary}, the first is "
+            f"{count} of {rows.count} draws of {name} are outside the vocabulary of {vocabulary}, the first is "
             f"{int(drawn[at])} in row {at}",
             identity=f"values:rng-range:{name}",
             cause="biased-sampling",
@@ -146,7 +146,7 @@ def _impossible(trial: Trial, name: str, rows: _Rows, got: torch.Tensor) -> Verd
     return failed(
         "values",
         f"{count} of {rows.count} draws of {name} have probability 0, the first is {int(drawn[at])} in row {at}, where "
-        f"{rank} of {vocabulary} entries can be drawn: a cut (top-k, top-p, a mask) lies elsewhere",
+        f"{rank} of {vocabulary} entries can be drawn: a cut (top-k, top-p, a mask) is elsewhere",
         identity=f"values:rng-support:{name}",
         cause="biased-sampling",
         output=name,
@@ -184,15 +184,19 @@ def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
         found, verdict = "cut", _cut(trial, rows, drawn, start, upper_bits(state.cases, every=sure))
     if drawn and verdict is None:
         state.draws += most * calls
-        odd = [_odd(trial, name, own, drawn[name], state) for name, own in rows.items()]
-        if any(odd) or context.complete:
-            found, verdict = "statistic", _of_more_draws(trial, rows, start, calls)
+        found, verdict = "statistic", _of_more_draws(trial, rows, drawn, start, calls)
     state.found = state.found if verdict is None else found
     return verdict
 
 
-def _of_more_draws(trial: Trial, rows: dict[str, _Rows], start: int, calls: int) -> Verdict | None:
-    """The verdict of later seeds, which alone decide about what looked odd."""
+def _of_more_draws(
+    trial: Trial, rows: dict[str, _Rows], before: dict[str, torch.Tensor], start: int, calls: int
+) -> Verdict | None:
+    """The verdict of later seeds, which alone decide where the draws ``before`` them looked odd."""
+    state = trial.context.state(_State)
+    odd = [_odd(trial, name, own, before[name], state) for name, own in rows.items()]
+    if not (any(odd) or trial.context.complete):
+        return None
     for _ in range(_ROUNDS):
         start, calls = start + calls, calls * _MORE
         drawn, verdict = _draw(trial, rows, range(start, start + calls))

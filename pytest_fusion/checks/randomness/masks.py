@@ -18,9 +18,8 @@ import torch
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.layouts import geometry
-from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.plan import regimes_of
-from pytest_fusion.checks.context import Context, call, reader, same_draws, shapes
+from pytest_fusion.checks.context import Context, call, other_values, reader
 from pytest_fusion.checks.outputs import collect
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle.reference import ReferenceFailed, run_reference, takes
@@ -55,12 +54,12 @@ class LookFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """``kept`` is True where the kernel keeps an element, ``known`` where that could be seen; bool, of one shape.
+    """``keep`` is True where the kernel keeps an element, ``known`` where that could be seen; bool, of one shape.
 
-    What is not known makes no difference that rounding would not hide; ``kept`` has the nearer of the two there.
+    What is not known makes no difference that rounding would not hide; ``keep`` has the nearer of the two there.
     """
 
-    kept: torch.Tensor
+    keep: torch.Tensor
     known: torch.Tensor
 
     @property
@@ -69,28 +68,28 @@ class Mask:
 
     def differs(self, other: Mask) -> torch.Tensor:
         """Elements known in both that one keeps and the other drops."""
-        return (self.kept != other.kept) & self.known & other.known
+        return (self.keep != other.keep) & self.known & other.known
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
     """Float64 values of an output with all kept and with all dropped, and where the two can be distinguished."""
 
-    kept: torch.Tensor
+    full: torch.Tensor
     dropped: torch.Tensor
     apart: torch.Tensor
     rounding: torch.Tensor
 
     def read(self, got: torch.Tensor, shape: torch.Size) -> Mask | None:
         """The mask of ``shape`` that a result shows; ``None`` for one of another shape than the reference's."""
-        if got.shape != self.kept.shape:
+        if got.shape != self.full.shape:
             return None
-        value, between = got.detach().to(torch.float64), (self.kept - self.dropped).abs()
+        value, between = got.detach().to(torch.float64), (self.full - self.dropped).abs()
         near = torch.maximum(_NEAR * between, torch.minimum(self.rounding / 2, between / 2))
         away = (value - self.dropped).abs()
         # Where the two cannot be distinguished the exact one, NaN as well, else the nearer.
-        nearer = torch.where(_same(value, self.dropped), False, (value - self.kept).abs() <= away)
-        guess = (_same(value, self.kept) | nearer) & ~_same(self.kept, self.dropped)
+        nearer = torch.where(_same(value, self.dropped), False, (value - self.full).abs() <= away)
+        guess = (_same(value, self.full) | nearer) & ~_same(self.full, self.dropped)
         known = _reduced(self.apart, shape)
         return Mask(torch.where(known, _reduced((away > near) & self.apart, shape), _reduced(guess, shape)), known)
 
@@ -121,11 +120,11 @@ def sides_of(
     """
     found: dict[str, Side] = {}
     seen = list(random)
-    for name, (kept, dropped) in values.items():
-        if not kept.dtype.is_floating_point or kept.shape != dropped.shape:
+    for name, (full, dropped) in values.items():
+        if not full.dtype.is_floating_point or full.shape != dropped.shape:
             continue
-        allowed = _ROUNDINGS * torch.finfo(kept.dtype).eps
-        t, f = kept.detach().to(torch.float64), dropped.detach().to(torch.float64)
+        allowed = _ROUNDINGS * torch.finfo(full.dtype).eps
+        t, f = full.detach().to(torch.float64), dropped.detach().to(torch.float64)
         size = torch.maximum(t.abs(), f.abs())
         apart = (t - f).abs() > allowed * torch.where(size.isinf(), 1.0, size)
         if all(_follows(mask, got.get(name), t, f, allowed * size, broadcast=broadcast) for mask, got in seen):
@@ -136,13 +135,13 @@ def sides_of(
 def _follows(
     mask: torch.Tensor,
     got: torch.Tensor | None,
-    kept: torch.Tensor,
+    full: torch.Tensor,
     dropped: torch.Tensor,
     allowed: torch.Tensor,
     *,
     broadcast: bool,
 ) -> bool:
-    if got is None or got.shape != kept.shape:
+    if got is None or got.shape != full.shape:
         return False
     if mask.shape != got.shape:
         fits = mask.dim() <= got.dim() and all(
@@ -150,7 +149,7 @@ def _follows(
         )
         if not broadcast or not fits:
             return False
-    expected, found = torch.where(mask, kept, dropped), got.detach().to(torch.float64)
+    expected, found = torch.where(mask, full, dropped), got.detach().to(torch.float64)
     return bool((_same(found, expected) | ((found - expected).abs() <= allowed)).all())
 
 
@@ -289,15 +288,15 @@ def _seen_too(context: Context, case: Case, logical: Mapping[str, Any], mask: Ma
         fresh = masks.own(outcome, placed)
     except LookFailed:
         return None
-    if fresh.kept.shape != mask.kept.shape:
+    if fresh.keep.shape != mask.keep.shape:
         return None
-    return Draws(masks, Mask(torch.where(mask.known, mask.kept, fresh.kept), mask.known | fresh.known))
+    return Draws(masks, Mask(torch.where(mask.known, mask.keep, fresh.keep), mask.known | fresh.known))
 
 
 def _completed(context: Context, case: Case, logical: Mapping[str, Any], mask: Mask) -> Mask:
     """``mask`` with what other values show of it: first those of the case without their zeros."""
     for turn in range(_OTHERS):
-        values = logical if turn == 0 else _other_values(context, case, logical, turn)
+        values = logical if turn == 0 else other_values(context, case, logical, "mask", turn)[1]
         if values is None or bool(mask.known.all()):
             break
         other = _without_zeros(values)
@@ -322,16 +321,6 @@ def _without_zeros(logical: Mapping[str, Any]) -> dict[str, Any]:
                 turns = torch.arange(int(zero.sum()), device=value.device) % others.numel()
                 found[name] = value.masked_scatter(zero, others[turns])
     return found
-
-
-def _other_values(context: Context, case: Case, logical: Mapping[str, Any], turn: int) -> Mapping[str, Any] | None:
-    """Others of the same shapes and random numbers."""
-    reseeded_case = case.with_(seed=counter_random.mix(case.seed, "mask", turn) >> 1)
-    try:
-        other = {**make_inputs(context.spec, reseeded_case, context.device), **same_draws(context.spec, logical)}
-    except (ImpossibleCase, InputFailed):
-        return None
-    return other if shapes(other) == shapes(logical) else None
 
 
 class Masks:
@@ -395,7 +384,7 @@ class Masks:
 
     def masked_reference(self, mask: Mask) -> MaskedReference:
         """The reference, called with this mask."""
-        return MaskedReference(plain(self._context.spec.reference), self.name, mask.kept, self.logical)
+        return MaskedReference(plain(self._context.spec.reference), self.name, mask.keep, self.logical)
 
     def _outputs(self, outcome: Outcome, placed: Placed) -> dict[str, torch.Tensor]:
         return collect(outcome.result, placed.arguments, self._context.spec.mutates).tensors
@@ -411,8 +400,8 @@ class Masks:
         """The outputs that show the mask, and whether it makes a difference to any."""
         device = self._context.device
         ones = torch.ones(shape, dtype=torch.bool, device=device)
-        kept, dropped = self._references(logical, ones), self._references(logical, ~ones)
-        values = {name: (t, dropped[name]) for name, t in kept.items() if name in dropped}
+        full, dropped = self._references(logical, ones), self._references(logical, ~ones)
+        values = {name: (t, dropped[name]) for name, t in full.items() if name in dropped}
         random = [(mask, self._references(logical, mask)) for mask in some_masks(shape, device)]
         matters = any(
             a.shape == b.shape and bool(((a != b) & ~(a.isnan() & b.isnan())).any()) for a, b in values.values()
@@ -455,14 +444,14 @@ class Masks:
 
     def _read(self, sides: Mapping[str, Side], got: Mapping[str, torch.Tensor]) -> Mask:
         device = self._context.device
-        kept = torch.zeros(self.shape, dtype=torch.bool, device=device)
-        known = kept.clone()
+        keep = torch.zeros(self.shape, dtype=torch.bool, device=device)
+        known = keep.clone()
         for name, side in sides.items():
             seen = side.read(got[name], self.shape) if name in got else None
             if seen is not None:
-                kept = torch.where(known, kept, seen.kept)
+                keep = torch.where(known, keep, seen.keep)
                 known = known | seen.known
-        return Mask(kept, known)
+        return Mask(keep, known)
 
     def _filled(self, mask: Mask, got: Mapping[str, torch.Tensor]) -> Mask:
         """What the case's own values show of elements that the positive ones do not."""
@@ -471,7 +460,7 @@ class Masks:
         except ReferenceFailed:
             return mask
         own = self._read(sides, got)
-        return Mask(torch.where(mask.known, mask.kept, own.kept), mask.known | own.known)
+        return Mask(torch.where(mask.known, mask.keep, own.keep), mask.known | own.known)
 
     def _recovered(self, context: Context, logical: Mapping[str, Any], case: Case | None = None) -> Mask:
         recover = self.rng.recover
@@ -484,6 +473,6 @@ class Masks:
             raise SpecError(
                 f"{context.spec.name}: rng(recover=...) {what}; it must return the kernel's mask as a tensor"
             )
-        kept = mask.detach() != 0
-        self.shape = kept.shape
-        return Mask(kept, torch.ones_like(kept))
+        keep = mask.detach() != 0
+        self.shape = keep.shape
+        return Mask(keep, torch.ones_like(keep))

@@ -129,7 +129,7 @@ def _at_the_ends(masks: Masks, mask: Mask) -> Verdict | None:
     """With a probability of 0 everything is kept, with 1 nothing."""
     if masks.p not in (0.0, 1.0):
         return None
-    wrong = mask.known & (mask.kept == (masks.p == 1.0))
+    wrong = mask.known & (mask.keep == (masks.p == 1.0))
     count, total = int(wrong.sum()), mask.count
     if chance.at_least(count, total, _END) >= _ALPHA:
         return None
@@ -155,14 +155,14 @@ def _fresh(trial: Trial, masks: Masks, _: Mask) -> Verdict | None:
         return None
     verdict = _ignored(seen, start) or _cut(trial, masks, seen, start) or _repeats(trial, masks, seen, start)
     verdict = verdict or _share(masks, seen, start)
-    share = _share_kept(seen)
+    share = _keep_share(seen)
     if chance.alike_by_chance(share, min(m.count for m in seen)) < _ALPHA:
         trial.context.state(_State).looked += 1
     return verdict
 
 
-def _share_kept(seen: list[Mask]) -> float:
-    return sum(int((m.kept & m.known).sum()) for m in seen) / max(sum(m.count for m in seen), 1)
+def _keep_share(seen: list[Mask]) -> float:
+    return sum(int((m.keep & m.known).sum()) for m in seen) / max(sum(m.count for m in seen), 1)
 
 
 def _share(masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
@@ -170,26 +170,26 @@ def _share(masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
     if masks.p is None or masks.p in (0.0, 1.0):
         return None
     # Equal masks say no more than one.
-    different = [m for i, m in enumerate(seen) if not any(torch.equal(m.kept, other.kept) for other in seen[:i])]
-    kept, total, expected = (
-        sum(int((m.kept & m.known).sum()) for m in different),
+    different = [m for i, m in enumerate(seen) if not any(torch.equal(m.keep, other.keep) for other in seen[:i])]
+    count, total, expected = (
+        sum(int((m.keep & m.known).sum()) for m in different),
         sum(m.count for m in different),
         1 - masks.p,
     )
     low, high = max(expected - _COARSE, _END), min(expected + _COARSE, 1 - _END)
-    if min(chance.at_most(kept, total, low), chance.at_least(kept, total, high)) >= _ALPHA:
+    if min(chance.at_most(count, total, low), chance.at_least(count, total, high)) >= _ALPHA:
         return None
-    share = kept / total
+    share = count / total
     inverted = abs(share - masks.p) < abs(share - expected) / 4
     likely = "the kernel keeps what it should drop" if inverted else "the threshold or the random numbers are off"
     return _fails(
         "values",
         "share",
         "biased-mask",
-        f"{kept} of {total} elements ({share:.4g}) are kept over {len(different)} seeds from {start} on, where "
+        f"{count} of {total} elements ({share:.4g}) are kept over {len(different)} seeds from {start} on, where "
         f"p={masks.p:g} means {expected:.4g}: {likely}. Where p is not the probability to drop, say so: "
         "rng=rng(..., p=lambda p: 1 - p)",
-        kept=kept,
+        kept=count,
         total=total,
         expected=expected,
     )
@@ -200,7 +200,7 @@ def _ignored(seen: list[Mask], start: int) -> Verdict | None:
     first = seen[0]
     if any(bool(first.differs(other).any()) for other in seen[1:]):
         return None
-    if chance.alike_by_chance(_share_kept(seen), first.count) >= _ALPHA:
+    if chance.alike_by_chance(_keep_share(seen), first.count) >= _ALPHA:
         return None
     listed = ", ".join(str(start + i) for i in range(len(seen)))
     return _fails(
@@ -215,12 +215,12 @@ def _ignored(seen: list[Mask], start: int) -> Verdict | None:
 def _cut(trial: Trial, masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
     """A seed that differs in one of its upper bits gives another mask."""
     context, first = trial.context, seen[0]
-    if chance.alike_by_chance(_share_kept(seen), first.count) >= _ALPHA:
+    if chance.alike_by_chance(_keep_share(seen), first.count) >= _ALPHA:
         return None
     turn = context.state(_State).cases[NAME] + context.state(_State).cases["rng small"]
     for bit in upper_bits(turn, every=bool(context.state(_State).focus) or context.complete):
         other = masks.at(start ^ (1 << bit))
-        if other is not None and other.kept.shape == first.kept.shape and not bool(first.differs(other).any()):
+        if other is not None and other.keep.shape == first.keep.shape and not bool(first.differs(other).any()):
             return _fails(
                 "repeat",
                 "seed",
@@ -291,10 +291,10 @@ def _agreement(strength: float) -> str:
 
 
 def _correlated(a: Mask, b: Mask, *, itself: bool = False) -> chance.Correlation | None:
-    if a.kept.shape != b.kept.shape:
+    if a.keep.shape != b.keep.shape:
         return None
     known = (a.known & b.known).flatten()
-    return chance.correlated(a.kept.flatten(), b.kept.flatten(), known, alpha=_ALPHA, itself=itself)
+    return chance.correlated(a.keep.flatten(), b.keep.flatten(), known, alpha=_ALPHA, itself=itself)
 
 
 def _layouts(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
@@ -305,7 +305,7 @@ def _layouts(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
         name for name, tensor in case.tensors.items() if not strided.repeats(tensor.layout.kind)
     )
     other = masks.at(case=plain_case)
-    if other is None or mask.kept.shape != other.kept.shape:
+    if other is None or mask.keep.shape != other.keep.shape:
         return None
     different = mask.differs(other)
     if not bool(different.any()):

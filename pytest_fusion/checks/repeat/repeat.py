@@ -16,7 +16,8 @@ FIRST = "between the first call on these inputs and later ones, which agree"
 # What a result owes to the order of programs and lanes.
 ORDERED = "atomics on floats, what an atomic gave back, or a race"
 
-_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# An integer type of each element size, to look at bits.
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -24,7 +25,7 @@ def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     if a.is_complex():
         a, b = (torch.view_as_real(t.resolve_conj().resolve_neg()) for t in (a, b))
         return differing(a, b).any(-1)
-    word = _WORDS[a.element_size()]
+    word = WORDS[a.element_size()]
     different = a.resolve_neg().contiguous().view(word) != b.resolve_neg().contiguous().view(word)
     if a.is_floating_point() and bool(different.any()):
         x, y = (t.float() if t.element_size() == 1 else t for t in (a, b))  # torch has no isnan for some fp8 formats
@@ -56,7 +57,7 @@ def distances(a: torch.Tensor, b: torch.Tensor, mask: torch.Tensor) -> torch.Ten
     finite = [torch.isfinite(t.float() if t.element_size() == 1 else t) for t in (a, b)]
     if not bool((finite[0] & finite[1])[mask].all()):
         return None
-    word = torch.int8 if a.element_size() == 1 else _WORDS[a.element_size()]
+    word = torch.int8 if a.element_size() == 1 else WORDS[a.element_size()]
     i, j = (t.contiguous().view(word)[mask].to(torch.int64) for t in (a, b))
     magnitude = (1 << (8 * a.element_size() - 1)) - 1
     p, q = i & magnitude, j & magnitude

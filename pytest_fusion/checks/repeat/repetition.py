@@ -21,13 +21,13 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.plan import Limits, cost, refit
 from pytest_fusion.checks import memory
-from pytest_fusion.checks.context import allows_chance, call, error_verdict, rejection
+from pytest_fusion.checks.context import call, call_placed, error_verdict, rejection
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.interpreter import installed
 from pytest_fusion.interpreter.control.executor import Order, ordered
-from pytest_fusion.run.fused import Outcome, run_fused
+from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.memory.backing import ALIGNMENT, CPU_GUARD_BYTES, DEVICE_GUARD_BYTES
 from pytest_fusion.run.placing import Placed, place
@@ -73,17 +73,15 @@ _DEEP = _Effort(cases=40, calls=20, orders=("reversed", 1, 2))
 
 def due(trial: Trial) -> bool:
     """A few thorough cases with an output that may not vary; every case where a finding is being shrunk."""
-    if not trial.steady(trial.got):
+    if not trial.steady(trial.got.tensors):
         return False
-    return _always(trial) or (trial.thorough and _more(trial)) or _ordered(trial)
+    return _in_full(trial) or _ordered(trial)
 
 
-def _always(trial: Trial) -> bool:
-    return trial.context.state(_State).found or trial.context.complete
-
-
-def _more(trial: Trial) -> bool:
-    return trial.context.state(_State).cases < _effort(trial).cases
+def _in_full(trial: Trial) -> bool:
+    """Whether this is one of the cases that have all calls."""
+    context, state = trial.context, trial.context.state(_State)
+    return state.found or context.complete or (trial.thorough and state.cases < _effort(trial).cases)
 
 
 def _ordered(trial: Trial) -> bool:
@@ -116,7 +114,7 @@ def run(trial: Trial) -> Verdict:
     """More calls of the case; the first thing that varies."""
     again = _Again(trial)
     try:
-        if _always(trial) or (trial.thorough and _more(trial)):
+        if _in_full(trial):
             trial.context.state(_State).cases += 1
             verdict = again.under_pressure() or again.in_other_orders() or again.between_other_sizes()
         else:
@@ -149,8 +147,7 @@ class _Again:
 
     def __post_init__(self) -> None:
         trial = self.trial
-        copies = trial.judged or {name: t.detach().clone() for name, t in trial.got.tensors.items()}
-        self.base = {name: t for name, t in copies.items() if not trial.tolerates(name)}
+        self.base = trial.steady(trial.judged or {n: t.detach().clone() for n, t in trial.got.tensors.items()})
         sizes = [t.nbytes for t in self.base.values()]
         self._decoys = Decoys(trial.context.device, sizes, seed=trial.result.case.seed)
 
@@ -232,7 +229,7 @@ class _Again:
             trial.result.trace = outcome.trace
             raise _Ended(error_verdict(outcome))
         for found in (
-            memory.check_access(outcome, chance=allows_chance(trial.spec)),
+            memory.check_access(outcome, trial.spec),
             memory.check_damage(outcome.damage),
         ):
             if found is not None and found.failed:
@@ -251,8 +248,8 @@ class _Again:
         with context.clock.phase("make"):
             guard = usual + shift * ALIGNMENT
             placed = place(trial.logical, trial.result.case, context.device, fill, guard)
-        with context.clock.phase("fused"), around:
-            return run_fused(context.spec.fused, placed, context.extra, programs=context.programs), placed
+        with around:
+            return call_placed(context, context.spec.fused, placed), placed
 
     def _in_order(self, order: Order | None) -> dict[str, torch.Tensor] | None:
         """``None`` where the programs wait for each other in the order of the launch, as a tile that comes late."""
@@ -278,7 +275,7 @@ class _Again:
 
 
 def _copies(trial: Trial, outcome: Outcome, placed: Placed) -> dict[str, torch.Tensor]:
-    return {name: t.detach().clone() for name, t in trial.steady(trial.collect(outcome, placed)).items()}
+    return {name: t.detach().clone() for name, t in trial.steady(trial.collect(outcome, placed).tensors).items()}
 
 
 def _others(trial: Trial) -> Iterator[tuple[Case, Mapping[str, object]]]:

@@ -44,6 +44,7 @@ CAUSES: dict[str, str] = {
     "eps-misplaced": "an epsilon or a floor is added in the wrong place, missing, or another one",
     "zero-value": "a 0 among the values of an input is mishandled",
     "nan-swallowed": "NaN or infinity in an input is lost, or moved to elements that it does not belong to",
+    "wrong-scale": "the result is the right one times a constant",
     "gradient-layout": "the gradient is right for a contiguous upstream gradient and wrong for another layout",
     "gradient-scale": "the gradient is the right one times a constant",
     "gradient-missing": "an input that the reference differentiates gets no gradient",

@@ -43,6 +43,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     epsilons.epsilon,
     zeros.zeros,
     extents.tail,
+    ends.last_index,
     unread.unread,
     indices.moved,
     indices.misread,
@@ -51,11 +52,13 @@ _OF_VALUES: tuple[Rule, ...] = (
     indices.mixed,
     roundings.digits,
     wrong_slice.indifferent,
+    numerics.factor,
     sources.beyond,
 )
 _OF_HOLES: tuple[Rule, ...] = (
     extents.zero,
     strides.layout,
+    ends.last_index,
     indices.moved,
     extents.limit,
 )

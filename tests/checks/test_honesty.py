@@ -194,7 +194,7 @@ def test_a_wrong_answer_at_an_old_address_may_be_chance(
 ) -> None:
     """Only a kernel that is right elsewhere time and again knows the address."""
     answers = itertools.chain(["out"], [None] * right_elsewhere, itertools.repeat("out"))
-    monkeypatch.setattr(kept_results.LaterCalls, "_wrong", lambda self, call: next(answers))
+    monkeypatch.setattr(kept_results.LaterCalls, "first_wrong", lambda self, call: next(answers))
     assert concluded(judge_one(double, double, again=True), "honesty").status == status
 
 

@@ -148,6 +148,7 @@ def test_nan_that_an_input_holds_is_no_matter_of_a_size_of_0(lab_of: Any, fused:
     assert found.cause == cause, found
 
 
+@pytest.mark.slow
 def test_one_wrong_distance_is_no_limit(lab_of: Any) -> None:
     """A table of distances with one wrong entry is wrong from that one on, at few places; with a cap at many."""
 
@@ -243,3 +244,18 @@ def test_a_gradient_that_is_0_tells_of_no_padding(
     fused = pooled(gradient_of, reference)
     found = diagnose(lab_of(fused, reference, inputs, sizes, blocks=(block,), change=plainly, **more))
     assert found.cause == cause, found
+
+
+@pytest.mark.slow
+def test_an_end_that_is_wrong_whatever_other_dims_are_is_a_bound(lab_of: Any) -> None:
+    """The last query of all is left out, of few keys and of many."""
+
+    def without_last(q: T, k: T, v: T) -> T:
+        return torch.cat([causal(q, k, v)[:-1], torch.zeros(1, v.shape[1])])
+
+    inputs = {"q": tensor("m d"), "k": tensor("n d"), "v": tensor("n d")}
+    lab = lab_of(without_last, causal, inputs, {"dim m": 2, "dim n": 17, "dim d": 2}, dtypes="float32")
+    found = diagnose(lab)
+    assert (found.cause, found.evidence) == ("off-by-one-mask", ["at m=5, 8 and 13 only the last index is wrong"]), (
+        found
+    )

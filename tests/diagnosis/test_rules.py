@@ -112,6 +112,10 @@ def added_up_all(w: T, index: T, bins: T) -> T:
     return w.new_zeros(len(bins)).index_add(0, index, w)
 
 
+def added_up_but_the_last(w: T, index: T, bins: T) -> T:
+    return added_up_all(w, index, bins).index_fill(0, torch.tensor([len(bins) - 1]), 0.0)
+
+
 def and_the_next(x: T) -> T:
     return x + x[:, torch.arange(1, x.shape[1] + 1).clamp(max=x.shape[1] - 1)]
 
@@ -213,6 +217,9 @@ TABLE: dict[str, Row] = {
         "unexplained", mean_of_kept_and_one, mean_of_kept, KEPT, {"dim rows": 0, "dim hidden": 1}
     ),
     "a bin that pads": Row("unexplained", added_up_all, added_up, BINS, {"dim n": 3, "dim bins": 1}),
+    "the last bin left out": Row(
+        "off-by-one-mask", added_up_but_the_last, added_up_all, BINS, {"dim n": 9, "dim bins": 3}
+    ),
 }  # fmt: skip
 
 
@@ -385,7 +392,7 @@ def bins_spec(how: str) -> FusionSpec:
     [
         ("load and store", {"racing-load", "racing-stores"}),
         ("in one program", {"racing-stores"}),
-        ("twice", {"unexplained"}),
+        ("twice", {"wrong-scale"}),
     ],
 )
 def test_a_race_is_named_where_results_may_vary(how: str, cause: set[str], tmp_path: Path) -> None:

@@ -68,7 +68,6 @@ from tests.diagnosis.wrong import (
     starts_at_storage,
     step,
     stops_at_limit,
-    sums_all_but_last,
     sums_in_input_dtype,
     swaps_rows,
     times,
@@ -142,7 +141,6 @@ TABLE: dict[str, Row] = {
         "out-of-bounds", copies_rows_by_fours, lambda x: x.clone(), {"dim rows": 5, "dim hidden": 1}
     ),
     "the last index": Row("off-by-one-mask", skips_last, double),
-    "the last index of a sum": Row("off-by-one-mask", sums_all_but_last, total),
     "a factor": Row("wrong-scale", triple, double),
     "what a mean divides by": Row("wrong-scale", mean_by_one_less, lambda x: x.float().mean(-1).to(x.dtype)),
     "a term beside a factor": Row("unexplained", triple_and_one, double),

@@ -165,6 +165,8 @@ class TwoKernels:
         if "rejected" in (ours.verdict, theirs.verdict) or theirs.check == "crash":
             self._add(case, ours, theirs, standing, reason, result)
             return
+        if ours.verdict == "pass" and theirs.seed is not None:
+            case = case.with_(seed=theirs.seed)  # the incumbent failed at other values of this case
         self.judging.note({"case": case.as_json(), "cases": self.tally.cases})
         mine = self.kernel.measure(case)
         with self._incumbent(case), self.context.clock.phase("incumbent"):

@@ -54,7 +54,9 @@ def test_interrupts_at_any_moment(tmp_path: Path) -> None:
         time.sleep(20)  # an interrupt that is lost fails the test and does not stall the run
 
     def interrupted(delay: float) -> None:
-        signal.setitimer(signal.ITIMER_REAL, delay)
+        # To this thread, which blocks it around the fork: another thread of an xdist worker would take a timer's signal.
+        here = threading.get_ident()
+        threading.Timer(delay, lambda: signal.pthread_kill(here, signal.SIGALRM)).start()
         run_isolated(work, time_limit_s=None)
 
     usual = signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -54,7 +54,7 @@ def test_interrupts_at_any_moment(tmp_path: Path) -> None:
         time.sleep(20)  # an interrupt that is lost fails the test and does not stall the run
 
     def interrupted(delay: float) -> None:
-        # To this thread, which blocks it around the fork: another thread of an xdist worker would take a timer's signal.
+        # To this thread, which blocks it around the fork; a timer's signal may go to another one of an xdist worker.
         here = threading.get_ident()
         threading.Timer(delay, lambda: signal.pthread_kill(here, signal.SIGALRM)).start()
         run_isolated(work, time_limit_s=None)

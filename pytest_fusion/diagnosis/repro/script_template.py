@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.util
 import os
 import sys
 import traceback
 from collections.abc import Mapping
-from functools import partial
+from contextlib import nullcontext
 from math import inf, isfinite, nan
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,6 @@ CASE: dict[str, Any] = {}
 
 DEVICE = sys.argv[1] if __name__ == "__main__" and len(sys.argv) > 1 else CASE.get("device", "cpu")
 HAS_FUSION = importlib.util.find_spec("pytest_fusion") is not None
-GUARD = 4096
 if __name__ == "__main__":
     if importlib.util.find_spec("torch") is None:
         print(f"cannot be run here: {sys.executable} has no torch")
@@ -31,6 +31,8 @@ if __name__ == "__main__":
 import torch  # noqa: E402 - Triton's interpreter is switched on first
 from torch.utils.dlpack import from_dlpack  # noqa: E402
 
+GUARD = 4096
+
 
 class Missing(Exception):
     """The script cannot be run here; the message says why."""
@@ -39,9 +41,12 @@ class Missing(Exception):
 def stand_in() -> None:
     """Without pytest_fusion the test's file can be imported, and Triton's interpreter takes an autotuned kernel."""
 
-    def marked(reference: Any, test: Any) -> Any:
-        test.fusion_spec = SimpleNamespace(fused=test, reference=reference)
-        return test
+    def fused_equivalent(reference: Any = None, **_: Any) -> Any:
+        def decorate(test: Any) -> Any:
+            test.fusion_spec = SimpleNamespace(fused=test, reference=reference)
+            return test
+
+        return decorate
 
     def make_spec(**fields: Any) -> Any:
         def test() -> None: ...
@@ -50,19 +55,14 @@ def stand_in() -> None:
         test.fusion_spec = spec  # type: ignore[attr-defined]
         return spec
 
-    sys.modules["pytest_fusion"] = MagicMock(
-        fused_equivalent=lambda reference=None, **_: partial(marked, reference=reference),
-        FusionSpec=make_spec,
-    )
+    sys.modules["pytest_fusion"] = MagicMock(fused_equivalent=fused_equivalent, FusionSpec=make_spec)
     sys.modules["pytest_fusion.values"] = MagicMock()
-    if DEVICE != "cpu":
-        return
-    # Launchers choose grids and tiles by these.
-    facts = {"get_device_properties": SimpleNamespace(**CASE["gpu"]), "get_device_capability": (9, 0)}
-    for name, answer in {**facts, "current_device": 0}.items():
-        setattr(torch.cuda, name, lambda *_, answer=answer: answer)
-    torch.cuda.device = MagicMock()  # type: ignore[misc]
-    if importlib.util.find_spec("triton") is not None:
+    if DEVICE == "cpu":  # launchers choose grids and tiles by these
+        facts = {"get_device_properties": SimpleNamespace(**CASE["gpu"]), "get_device_capability": (9, 0)}
+        for name, answer in {**facts, "current_device": 0}.items():
+            setattr(torch.cuda, name, lambda *_, answer=answer: answer)
+        torch.cuda.device = nullcontext  # type: ignore[assignment,misc]
+    if DEVICE == "cpu" and importlib.util.find_spec("triton") is not None:
         tuner = importlib.import_module("triton.runtime.autotuner").Autotuner
         tuner.prune_configs = lambda self, *_: self.configs[:1]  # nothing can be timed
         tuner._bench = lambda *_, **__: [0.0, 0.0, 0.0]
@@ -95,7 +95,7 @@ def load() -> tuple[Any, Any, dict[str, Any]]:
     except Exception as error:
         traceback.print_exc()
         raise Missing("the kernel, its reference or the inputs cannot be loaded") from error
-    return partial(fused, owner()) if CASE["method"] else fused, reference, saved
+    return functools.partial(fused, owner()) if CASE["method"] else fused, reference, saved
 
 
 def mapped(value: Any, function: Any) -> Any:
@@ -124,7 +124,10 @@ class Call:
 
     def __init__(self, function: Any, saved: Mapping[str, Any], fill: int | None) -> None:
         self.memory: list[tuple[str, torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        given = {n: mapped(v, partial(self.placed, n, fill)) for n, v in saved["inputs"].items()}
+        given = {
+            name: mapped(value, lambda t, name=name: self.placed(name, t, fill) if fill is not None else copied(t))
+            for name, value in saved["inputs"].items()
+        }
         for name in CASE["wanted"]:
             given[name].requires_grad_(True)
         # Named before the call: a list may hold other tensors afterwards.
@@ -143,10 +146,10 @@ class Call:
             self.results = {f"d{n}": t for n, t in zip(CASE["wanted"], found, strict=False) if t is not None}
         self.results = {name: copied(t.detach()) for name, t in self.results.items()}
 
-    def placed(self, name: str, fill: int | None, t: torch.Tensor) -> torch.Tensor:
+    def placed(self, name: str, t: torch.Tensor, fill: int) -> torch.Tensor:
         """The tensor on the device, in a storage as it was, with ``fill`` between its elements and around them."""
-        if fill is None or not t.numel():
-            return copied(t) if fill is None else t.to(DEVICE)
+        if not t.numel():
+            return t.to(DEVICE)
         size, raw = t.element_size(), torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage())
         own = torch.zeros_like(raw, dtype=torch.bool)
         once = [1 if stride == 0 else n for n, stride in zip(t.shape, t.stride(), strict=True)]
@@ -163,11 +166,10 @@ class Call:
         """Inputs that changed and may not, and writes around or between the elements of any."""
         written = [(name, buffer != before, own) for name, buffer, before, own in self.memory]
         around = [name for name, changed, own in written if bool((changed & ~own).any())]
-        inside = [
-            name for name, changed, own in written if bool((changed & own).any()) and name not in CASE["may_change"]
+        inside = [name for name, changed, own in written if bool((changed & own).any())]
+        return [f"bytes around or between the elements of {name} were written" for name in around] + [
+            f"the input {name} was changed" for name in inside if name not in CASE["may_change"]
         ]
-        stray = [f"bytes around or between the elements of {name} were written" for name in around]
-        return [*stray, *(f"the input {name} was changed" for name in inside if name not in CASE["may_change"])]
 
 
 def copied(t: torch.Tensor) -> torch.Tensor:
@@ -183,8 +185,9 @@ def upstream_of(name: str, output: torch.Tensor) -> torch.Tensor:
     values = {"zero": values * 0, "negative": -values.abs()}.get(CASE["upstream"], values).to(output.dtype)
     if shape != output.shape or (laid := CASE["laid"].get(name)) is None:
         return values.expand(output.shape)
-    storage = values.new_full((laid["storage"],), nan)
-    return storage.as_strided(output.shape, laid["strides"], laid["offset"]).copy_(values)
+    return (
+        values.new_full((laid["storage"],), nan).as_strided(output.shape, laid["strides"], laid["offset"]).copy_(values)
+    )
 
 
 def compared(name: str, got: torch.Tensor, right: torch.Tensor) -> list[str]:
@@ -205,10 +208,11 @@ def compared(name: str, got: torch.Tensor, right: torch.Tensor) -> list[str]:
 def wrong_again(now: float, seen: Mapping[str, Any]) -> bool:
     """Whether the element that was wrong is further off than allowed, or half as far as it was."""
     exact, then = float(seen["expected"]), float(seen["got"])
+    if not (isfinite(now) and isfinite(exact)):
+        return str(now) != str(exact)
     before = abs(then - exact) if isfinite(then) else inf
     allowed = inf if seen["allowed"] is None else float(seen["allowed"])
-    off = abs(now - exact) > (allowed if before > allowed else before / 2)
-    return off if isfinite(now) and isfinite(exact) else str(now) != str(exact)
+    return abs(now - exact) > (allowed if before > allowed else before / 2)
 
 
 def failures(fused: Any, reference: Any, saved: dict[str, Any]) -> list[str]:

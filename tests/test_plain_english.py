@@ -1,4 +1,4 @@
-"""Docstrings' first lines, names and messages of the package use the field's words (CONTRIBUTING, "Plain English")."""
+"""Docstrings' first lines, names and messages of the package use the field's words (CONTRIBUTING, habit 11)."""
 
 from __future__ import annotations
 

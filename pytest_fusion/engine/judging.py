@@ -102,8 +102,7 @@ class Judging:
     def judge(self, case: Case, *, again: bool | None) -> CaseResult:
         """Judge one case as it stands and add it up."""
         tally = self.tally
-        tally.cases += 1
-        self.budget.spent += 1
+        self.count_case()
         self.note({"case": case.as_json(), "cases": tally.cases})
         if again is None:
             again = self.costs_more()
@@ -117,6 +116,11 @@ class Judging:
             tally.judge(self.spec, case, result.verdicts)
             self._compared = self._compared or result.compared
         return result
+
+    def count_case(self) -> None:
+        """Count a case that runs, or that another process has run."""
+        self.tally.cases += 1
+        self.budget.spent += 1
 
     def reject(self, kind: str, reason: str) -> None:
         """Count a case that could not be built, or was left out."""

@@ -136,8 +136,7 @@ class TwoKernels:
         case = chosen.case
         dead = self.more.dead.get(case.key()) if case is not None else None
         if case is not None and dead is not None and dead.candidate is not None:
-            self.tally.cases += 1
-            self.judging.budget.spent += 1
+            self.judging.count_case()
             ours = dead.candidate
             theirs = dead.incumbent or self._other(case, again=True)
             self._add(case, ours, theirs, *classify(ours, theirs))

@@ -11,8 +11,6 @@ from concurrent.futures import ProcessPoolExecutor
 
 from tests.quality import workers
 
-PROCESSES = 2
-
 
 def _table(title: tuple[str, ...], widths: tuple[int, ...], rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """Prints rows as they come, so that a long run can be watched."""
@@ -40,6 +38,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="first seed of the honest kernels")
     parser.add_argument("--as-gpu", action="store_true", help="the CPU lane with a GPU's contracted products")
     parser.add_argument("--only", default="", help="names that contain this")
+    parser.add_argument("--processes", type=int, default=2, help="so many at a time")
     return parser.parse_args()
 
 
@@ -55,7 +54,7 @@ def main() -> int:
     context = multiprocessing.get_context("spawn")
     os.environ["OMP_NUM_THREADS"] = "1"
     with ProcessPoolExecutor(
-        PROCESSES, mp_context=context, initializer=workers.quiet, initargs=[options.as_gpu]
+        options.processes, mp_context=context, initializer=workers.quiet, initargs=[options.as_gpu]
     ) as pool:
         if options.seeds is not None:
             named = [plant for plant in PLANTS if options.only in plant.name and plant.name not in BEYOND]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from pytest_fusion.checks.evidence import Evidence, Facts
+from pytest_fusion.checks.hazards import HAZARDS
 
-Status = Literal["pass", "fail", "unknown"]
+Status = Literal["pass", "fail", "hazard", "unknown"]
 
 # Parts of checks, as ``without=`` names them.
 GRADIENTS = "invariance:gradients"
@@ -22,11 +23,12 @@ _NOTHING = Facts()
 class Verdict:
     """The conclusion of one check on one case.
 
-    ``reason`` is one sentence for people. ``statistical`` marks a failure that rests on a statistic and must be
-    repeated by fresh values before it counts. ``identity`` names the bug rather than the case: shrinking stays on one
-    identity. ``output`` is the output, or the gradient as ``dx``, that it is about. ``cause`` is a cause that the check
-    found by itself, ``because`` a sentence that says how. ``inner`` is the check that failed under other circumstances
-    (a config, a compiler, a stream), for a check that applies others there.
+    ``reason`` is one sentence for people. A ``hazard`` has a ``code`` of `HAZARDS` and ends no case. ``statistical``
+    marks a failure or a hazard that rests on a statistic and must be repeated by fresh values before it counts.
+    ``identity`` names the bug rather than the case: shrinking stays on one identity. ``output`` is the output, or the
+    gradient as ``dx``, that it is about. ``cause`` is a cause that the check found by itself, ``because`` a sentence
+    that says how. ``inner`` is the check that failed under other circumstances (a config, a compiler, a stream), for a
+    check that applies others there.
     """
 
     check: str
@@ -39,6 +41,7 @@ class Verdict:
     cause: str | None = None
     because: str = ""
     inner: str = ""
+    code: str = ""
 
     @property
     def failed(self) -> bool:
@@ -82,6 +85,25 @@ def failed(
     """A failure. ``facts`` are for the report, where there is no ``evidence``."""
     evidence = evidence or Facts(facts)
     return Verdict(check, "fail", reason, evidence, statistical, identity or check, output, cause, because, inner)
+
+
+def hazard(
+    check: str,
+    code: str,
+    reason: str,
+    *,
+    identity: str = "",
+    statistical: bool = False,
+    output: str = "",
+    because: str = "",
+    evidence: Evidence | None = None,
+    **facts: Any,
+) -> Verdict:
+    """A hazard: ordinary callers get right results. ``facts`` are for the report, where there is no ``evidence``."""
+    assert code in HAZARDS, code
+    identity = identity or f"{check}:{code}:{output}"
+    evidence = evidence or Facts(facts)
+    return Verdict(check, "hazard", reason, evidence, statistical, identity, output, because=because, code=code)
 
 
 def unknown(check: str, reason: str, **facts: Any) -> Verdict:

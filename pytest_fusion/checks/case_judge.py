@@ -46,31 +46,42 @@ _REPEATS, _FRESH = 2, 4
 def judge_case(context: Context, case: Case, *, again: bool = False) -> CaseResult:
     """Judge one case; ``again`` also calls the kernel with changed values at the same addresses.
 
-    A purely statistical failure of ``values`` counts only when two cases with fresh values repeat it, and is `unknown`
-    where such cases cannot be judged.
+    A purely statistical finding counts only when two cases with fresh values repeat it, and is `unknown` where such
+    cases cannot be judged.
     """
     result = _judge(context, case, again=again)
     result = _unless_tuning(context, result)
-    found = result.failure
-    if found is None or not found.statistical:
-        return result
+    for found in result.findings:
+        if found.statistical and (other := _repeated(context, result, found)) is not None:
+            return other
+    return result
+
+
+def _repeated(context: Context, result: CaseResult, found: Verdict) -> CaseResult | None:
+    """Fresh values for a statistical finding, taken out of ``result`` where they do not repeat it.
+
+    The result of fresh values that fail without statistics, where some do.
+    """
     repeated = 0
     for attempt in range(1, _FRESH + 1):
-        second = _judge(context, _fresh(case, found, attempt), again=False)
-        if second.failure is not None and not second.failure.statistical:
+        second = _judge(context, _fresh(result.case, found, attempt), again=False)
+        failure = second.failure
+        if failure is not None and not failure.statistical:
             return second
-        if second.failure is None and second.rejected is None:
+        same = any(verdict.check == found.check and verdict.statistical for verdict in second.findings)
+        if not same and second.rejected is None:
             context.progress.unrepeated += 1
-            return _with(result, found, passed(found.check, unrepeated=found.reason))
-        repeated += second.failure is not None
+            _replace(result, found, passed(found.check, unrepeated=found.reason))
+            return None
+        repeated += same
         if repeated == _REPEATS:
-            return result
-    return _with(result, found, unknown(found.check, f"{found.reason}; cases with fresh values could not be judged"))
+            return None
+    _replace(result, found, unknown(found.check, f"{found.reason}; cases with fresh values could not be judged"))
+    return None
 
 
-def _with(result: CaseResult, found: Verdict, instead: Verdict) -> CaseResult:
+def _replace(result: CaseResult, found: Verdict, instead: Verdict) -> None:
     result.verdicts = [*(verdict for verdict in result.verdicts if verdict is not found), instead]
-    return result
 
 
 def _fresh(case: Case, found: Verdict, attempt: int) -> Case:
@@ -109,13 +120,14 @@ def _unless_tuning(context: Context, result: CaseResult) -> CaseResult:
     if not any(seen.tuning for seen in result.tuned.values()):
         return result
     configs.suspects_tuning(context, so=True)
-    second = _judge(replace(context, focus=Focus(closing=context.focus.closing)), result.case, again=False)
+    focus = Focus(closing=context.focus.closing, known=context.focus.known)
+    second = _judge(replace(context, focus=focus), result.case, again=False)
     configs.suspects_tuning(context, so=False)
-    return second if second.failure is not None and second.failure.check == configs.NAME else result
+    return second if any(one.failed and one.check == configs.NAME for one in second.verdicts) else result
 
 
 def _judge(context: Context, case: Case, *, again: bool) -> CaseResult:
-    result = CaseResult(case)
+    result = CaseResult(case, known=context.focus.known)
     with noted(result.tuned), multiprocessors.described(case), launch_replay.allowed():
         return _judge_noting(context, case, result, again=again)
 
@@ -206,7 +218,9 @@ def _raised(context: Context, result: CaseResult, outcome: Outcome) -> CaseResul
     if kind is not None:
         return reject(context, result, kind, outcome.error)
     accessed = memory.check_access(outcome, context.spec)
-    if accessed is None or not conclude(context, result, accessed):
+    if accessed is not None and context.on(accessed.check):
+        conclude(context, result, accessed)
+    else:
         conclude(context, result, error_verdict(outcome))
         result.trace = outcome.trace
     return result

@@ -32,6 +32,9 @@ from pytest_fusion.spec.wording import first_line, not_modelled, out_of_memory, 
 
 State = TypeVar("State")
 
+# Checks whose failure may make later ones fail on the same case: what the kernel computed is wrong or was not returned.
+SPOILING = frozenset({"error", "crash", "structure", "bounds", "unwritten", "repeat", "values"})
+
 
 @dataclass(slots=True)
 class Progress:
@@ -56,12 +59,14 @@ class Focus:
     ``until`` is the last of the checks in `registry` that runs, those after it cannot explain the failure; empty where
     a failure was found before all of them, ``None`` where nothing is left out. ``sought`` is the identity of the
     failure that is being shrunk: a check leaves out what comes after the step that shows it. ``closing``: all cases
-    passed, and checks run on one of them what would have hidden other findings, had it come first.
+    passed, and checks run on one of them what would have hidden other findings, had it come first. ``known`` are the
+    identities of failures that the test has found already: they end no case, so that others are found.
     """
 
     until: str | None = None
     sought: str | None = None
     closing: bool = False
+    known: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +127,25 @@ class CaseResult:
     trace: str = ""
     # The one of the checks in `further` that concluded last; empty where none ran.
     reached: str = ""
+    # Identities of failures that the test has found before.
+    known: frozenset[str] = frozenset()
 
     @property
     def failure(self) -> Verdict | None:
-        return next((verdict for verdict in self.verdicts if verdict.failed), None)
+        """The failure that ended the case; none that was known."""
+        return next(
+            (verdict for verdict in self.verdicts if verdict.failed and verdict.identity not in self.known), None
+        )
+
+    @property
+    def findings(self) -> list[Verdict]:
+        """Each failure and hazard that was not known, once."""
+        new = [v for v in self.verdicts if v.status in ("fail", "hazard") and v.identity not in self.known]
+        return list({verdict.identity: verdict for verdict in reversed(new)}.values())[::-1]
+
+    def spoiled_by(self) -> Verdict | None:
+        """A known failure after which what else fails here may be a consequence."""
+        return next((v for v in self.verdicts if v.failed and v.identity in self.known and v.check in SPOILING), None)
 
     @property
     def ratio(self) -> float | None:
@@ -234,7 +254,7 @@ def conclude(context: Context, result: CaseResult, verdict: Verdict) -> bool:
     if not context.on(verdict.check):
         return False
     result.verdicts.append(verdict)
-    return verdict.failed
+    return verdict.failed and verdict.identity not in result.known
 
 
 def precision(logical: Mapping[str, Any]) -> float:

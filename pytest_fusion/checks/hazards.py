@@ -1,4 +1,4 @@
-"""`HAZARDS`: codes of findings with which ordinary callers get right results, and yet somebody should know."""
+"""`HAZARDS`: codes of findings that a user should know of, though ordinary callers get right results."""
 
 from __future__ import annotations
 

@@ -55,13 +55,13 @@ class Verdict:
 
     def as_json(self) -> dict[str, Any]:
         """The verdict as a note to another process."""
-        return {name: getattr(self, name) for name in ("check", "status", "reason", "identity", "facts")}
+        return {name: getattr(self, name) for name in ("check", "status", "reason", "identity", "facts", "code")}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Verdict:
         """The verdict of a note; its evidence is for the report alone."""
         facts = Facts(data["facts"])
-        return cls(data["check"], data["status"], data["reason"], facts, identity=data["identity"])
+        return cls(data["check"], data["status"], data["reason"], facts, identity=data["identity"], code=data["code"])
 
 
 def passed(check: str, evidence: Evidence | None = None, **facts: Any) -> Verdict:

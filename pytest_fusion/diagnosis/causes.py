@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pytest_fusion.checks import registry
+from pytest_fusion.checks.hazards import HAZARDS
 from pytest_fusion.checks.verdict import Verdict
 
 CAUSES: dict[str, str] = {
@@ -81,4 +82,9 @@ def likely_cause(verdict: Verdict) -> str | None:
 
 def meaning(cause: str) -> str:
     """What a slug stands for, in a sentence."""
-    return {**CAUSES, **{slug: text for check in registry.checks() for slug, text in check.causes.items()}}[cause]
+    return all_causes()[cause]
+
+
+def all_causes() -> dict[str, str]:
+    """Every code of a finding, those of plugins' checks too, with its meaning."""
+    return {**CAUSES, **HAZARDS, **{slug: text for check in registry.checks() for slug, text in check.causes.items()}}

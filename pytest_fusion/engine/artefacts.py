@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase, InputFailed
 from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.diagnosis.repro import replay_file as replays
@@ -42,25 +43,39 @@ class Written:
 def write_artefacts(job: Job, failure: Failure, cause: str | None, *, pinned: str | None) -> Written:
     """The replay file, unless the case comes from one that is pinned, and the stand-alone script."""
     request = job.request
-    if failure.case is None or job.given is not None:
-        return Written()
-    made = replays.made_here(environment.describe(request.device))
-    replay = replays.Replay(request.nodeid, job.spec.name, failure.verdict.check, cause, failure.case, made)
+    written = write_replay(job, failure, cause, pinned=pinned)
+    if failure.case is None or written.replay is None:
+        return written
+    path, replay = written.replay, _replay(job, failure, failure.case, cause)
     try:
-        path = None if pinned else os.path.relpath(replays.write(replay, request.root), request.start)
         file = replays.folder(request.root) / Path(replays.file_name(replay)).with_suffix(".py")
         shown = os.path.relpath(file, request.start)
         script = _script(job, replay, failure.verdict, shown)
         if isinstance(script, str):
-            return Written(pinned or path, None, f"none could be written: {script}")
+            return Written(path, None, f"none could be written: {script}")
         replace_whole(file.with_suffix(".pt"), script.saved)
         replace_whole(file, script.text.encode())
-    except OSError as error:  # a read-only checkout must not hide the failure itself
-        return Written(
-            pinned, unwritten=f"none could be written ({first_line(error)}); run the test again for this case"
-        )
+    except OSError as error:
+        return Written(path, None, f"none could be written: {first_line(error)}")
     lacks = "; ".join(f"{what}: {why}" for what, why in script.missing.items())
-    return Written(pinned or path, shown, f"python {shlex.quote(shown)}{f' (not complete, {lacks})' if lacks else ''}")
+    return Written(path, shown, f"python {shlex.quote(shown)}{f' (not complete, {lacks})' if lacks else ''}")
+
+
+def write_replay(job: Job, failure: Failure, cause: str | None, *, pinned: str | None) -> Written:
+    """The replay file of a finding alone; ``pinned`` names the file that its case comes from."""
+    request = job.request
+    if failure.case is None or job.given is not None or pinned:
+        return Written(pinned if failure.case is not None and job.given is None else None)
+    try:
+        path = replays.write(_replay(job, failure, failure.case, cause), request.root)
+    except OSError as error:  # a read-only checkout must not hide the failure itself
+        return Written(unwritten=f"none could be written ({first_line(error)}); run the test again for this case")
+    return Written(os.path.relpath(path, request.start))
+
+
+def _replay(job: Job, failure: Failure, case: Case, cause: str | None) -> replays.Replay:
+    made = replays.made_here(environment.describe(job.request.device))
+    return replays.Replay(job.request.nodeid, job.spec.name, failure.verdict.check, cause, case, made)
 
 
 def _script(job: Job, replay: replays.Replay, verdict: Verdict, shown: str) -> scripts.Script | str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,18 +14,30 @@ import torch
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.checks import registry
+from pytest_fusion.checks.case_judge import judge_case
 from pytest_fusion.checks.configs import configs
-from pytest_fusion.checks.context import CaseResult, Focus
+from pytest_fusion.checks.context import CaseResult
 from pytest_fusion.engine.cases import Budget, Cases, Chosen
 from pytest_fusion.engine.judging import Judging, Note
 from pytest_fusion.engine.pace import longest
 from pytest_fusion.engine.profiles import Profile
 from pytest_fusion.engine.tally import Tally
+from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
+
+# The search for more failures goes on for this long at least, in seconds of the processor, which a loaded machine does
+# not change: some fifty small cases of the CPU lane.
+_MORE_SECONDS = 2.0
+# Findings of one replayed case.
+_MOST = 8
 
 
 class Campaign:
-    """Runs the cases of one spec until the first failure. ``drawn``: the seed of the search where none was given."""
+    """Runs the cases of one spec. ``drawn``: the seed of the search where none was given.
+
+    After the first failure it goes on for as long again as that took, so that others are found; ``first`` ends it
+    there. ``known`` cases failed in earlier runs, and run first.
+    """
 
     def __init__(
         self,
@@ -40,42 +53,81 @@ class Campaign:
         note: Note = lambda _: None,
         dry: bool = False,
         drawn: int | None = None,
+        first: bool = False,
+        known: Sequence[Case] = (),
     ) -> None:
         self.spec, self.profile, self.outer, self.nodeid = spec, profile, outer, nodeid
         self.seed = seed_of(outer, seed)
         self.budget = budget_of(outer, max_cases)
         self.judging = Judging(spec, device, profile, extra, budget=self.budget, note=note, dry=dry)
         self.cases = Cases(spec, profile, device, self.budget, nodeid=nodeid, seed=self.seed)
-        self.failing: CaseResult | None = None
+        self.first, self.known = first, known
+        self._begun, self._until = time.process_time(), math.inf
         # The first case that passed: checks that wait for the end run on it.
         self._usual: Case | None = None
         # The seed of the search where none was given: one that is drawn anew each time, or Hypothesis's own.
         self._drawn = None if searching.user_settings(outer).derandomize else drawn
 
+    @property
+    def ended(self) -> bool:
+        """Whether a failure was found, and the time to find others is up."""
+        return time.process_time() >= self._until
+
     def run(self) -> Tally:
-        """All phases until the first failure, and its smallest case."""
+        """All phases, and the smallest case of each finding.
+
+        Raises ``SpecError`` where the spec does not hold, unless that is met in the search for more after a failure.
+        """
+        try:
+            self._phases()
+        except SpecError:
+            if not self.judging.failing:
+                raise
+        return self._conclude()
+
+    def _phases(self) -> None:
+        for case in self.known:
+            self._known(case)
         self._each(self.cases.examples(self.outer))
-        generate = self.failing is None and searching.wants_phase(self.outer, "generate")
+        generate = not self.ended and searching.wants_phase(self.outer, "generate")
         if self.profile.large:
             if generate:
                 self._each(self.cases.far())
-            return self._conclude()
+            return
         if generate:
             self._each(self.cases.boundary())
             self._past_blocks()
-        if self.failing is None:
+        if not self.ended:
             self._search()
-        if self.failing is None and self._usual is not None and registry.closes(self.spec, self.judging.context.device):
-            self.judging.context = replace(self.judging.context, focus=Focus(closing=True))
+        context = self.judging.context
+        if not self.judging.failing and self._usual is not None and registry.closes(self.spec, context.device):
+            self.judging.context = replace(context, focus=replace(context.focus, closing=True))
             self._run(Chosen(self._usual))
-        return self._conclude()
+
+    def _known(self, case: Case) -> None:
+        """A case that failed in an earlier run, judged by every check."""
+        if self.ended:
+            return
+        self.judging.context = replace(self.judging.context, complete=True)
+        result = self.judging.judge(case, again=True)
+        if result.rejected is None:
+            self._find(result)
+        self.judging.context = replace(self.judging.context, complete=False)
 
     def replay(self, case: Case, *, explained: bool = True) -> Tally:
         """One case alone, as it stands; not ``explained``, a failure has no diagnosis."""
-        self.judging.context = replace(self.judging.context, complete=True)
-        result = self.judging.judge(case, again=True)
-        self.failing = result if result.rejected is None and result.failure is not None else None
-        return self._conclude(shrink=False, explained=explained)
+        judging = self.judging
+        judging.context = replace(judging.context, complete=True)
+        result = judging.judge(case, again=True)
+        # A failure ends the case: judged again with it known, the case shows what else there is.
+        for _ in range(_MOST):
+            ended, known = result.failure, judging.context.focus.known
+            if result.rejected is None:
+                judging.find(self.cases, self.outer, result, shrink=False, explained=explained)
+            if ended is None or self.first or not explained or judging.context.focus.known == known:
+                break
+            result = judge_case(judging.context, case, again=True)
+        return self._conclude(whole=False)
 
     def compile_share(self, worker: int, workers: int) -> None:
         """Compile, without launching, what this worker's share of the cases will launch (see `prefetch`).
@@ -90,28 +142,40 @@ class Campaign:
         counted = itertools.count()
         self._search(lambda: next(counted) % workers == worker)
 
-    def _conclude(self, *, shrink: bool = True, explained: bool = True) -> Tally:
-        return self.judging.conclude(self.cases, self.outer, self.failing, shrink=shrink, explained=explained)
+    def _conclude(self, *, whole: bool = True) -> Tally:
+        tally = self.judging.conclude(self.cases, whole=whole)
+        if self._until < math.inf:
+            tally.more_s = time.process_time() - self._found_at
+        return tally
 
     def _each(self, chosen: Iterable[Chosen]) -> None:
         for one in chosen:
-            self._run(one)
-            if self.failing is not None:
+            if self.ended:
                 return
+            self._run(one)
 
     def _run(self, chosen: Chosen, *, again: bool | None = None) -> CaseResult | None:
         result = self.judging.run(chosen, self.cases, again=again)
         if result is None or result.rejected is not None:
             return result
-        if result.failure is not None:
-            self.failing = self.failing or result
+        if result.findings:
+            self._find(result)
         elif chosen.choice is not None and self._usual is None:
             self._usual = result.case
         return result
 
+    def _find(self, result: CaseResult) -> None:
+        """Enter what a case shows; the first that fails the test sets the time for others."""
+        failing = self.judging.failing
+        self.judging.find(self.cases, self.outer, result)
+        if self.judging.failing and not failing:
+            self._found_at = time.process_time()
+            more = 0.0 if self.first else max(_MORE_SECONDS, self._found_at - self._begun)
+            self._until = self._found_at + more
+
     def _past_blocks(self) -> None:
         """Sizes past the blocks of every config of an autotuned kernel: the covering phase knows those of one."""
-        while self.profile.long and self.budget.left > 0 and self.failing is None:
+        while self.profile.long and self.budget.left > 0 and not self.ended:
             with configs.past_blocks(self.judging.context, self.cases.plan, self.cases.base) as case:
                 if case is None:
                     return
@@ -125,7 +189,7 @@ class Campaign:
                 return None
             result = self._run(Chosen(case, choice))
             assert result is not None
-            if result.failure is not None:
+            if self.ended:
                 raise searching.SearchFailed
             ratio = result.ratio
             return math.log2(ratio) if ratio is not None and 0 < ratio < math.inf else None

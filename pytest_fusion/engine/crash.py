@@ -65,7 +65,8 @@ def tally_of(job: Job, crash: Crash) -> Tally:
     tally = Tally(cases=int(note.get("cases", 0)), pinned=note.get("pinned"))
     cases, found = tally.cases, _case_of(note)
     if "found" in note:
-        failure = _undiagnosed(job, crash, note["found"])
+        ended = f"an experiment on it ended the process ({crash.kind}: {crash.detail})"
+        failure = _noted(job, note["found"], ended)
     elif found is None:
         cases, failure = 0, Failure(_verdict(crash), None, trace=last_words(crash.stderr_tail))
     else:
@@ -74,6 +75,7 @@ def tally_of(job: Job, crash: Crash) -> Tally:
         trace, diagnosis = last_words(last.stderr_tail), _of_offsets(job, smallest)
         failure = Failure(_verdict(last), smallest, described, trace=trace, shrink_runs=runs, diagnosis=diagnosis)
     tally.failure, verdict = failure, failure.verdict
+    tally.others = [_noted(job, one, "the process ended before more was learned") for one in note.get("findings", ())]
     tally.checks[verdict.check] = {"verdict": "fail", "reason": verdict.reason, "cases": cases}
     return tally
 
@@ -91,11 +93,10 @@ def _of_offsets(job: Job, case: Case) -> Diagnosis | None:
     )
 
 
-def _undiagnosed(job: Job, crash: Crash, found: Mapping[str, Any]) -> Failure:
-    """The failure that was being diagnosed when an experiment killed the child."""
+def _noted(job: Job, found: Mapping[str, Any], ended: str) -> Failure:
+    """A finding that the child had noted when it ended."""
     case = _case_of(found)
     described = describe(job.spec, case) if case is not None else None
-    ended = f"an experiment on it ended the process ({crash.kind}: {crash.detail})"
     diagnosis = Diagnosis(found["cause"], [], [ended])
     return Failure(Verdict.from_json(found["verdict"]), case, described, diagnosis=diagnosis)
 

@@ -75,6 +75,8 @@ class Job:
             note=note,
             dry=dry,
             drawn=self.drawn,
+            first=self.request.first,
+            known=[case for case in self.known if not any(case == pin.case for pin in self.request.pinned)],
         )
 
     def here(self, note: Note) -> Tally:
@@ -95,19 +97,12 @@ class Job:
         return tally
 
     def _all_cases(self, note: Note) -> Tally:
-        """Run the ``only`` case; without one, pinned cases, failures of earlier runs, and then all phases."""
+        """Run the ``only`` case; without one, pinned cases, and then a whole campaign."""
         if self.only is not None:
             return self.campaign(note).replay(self.only, explained=self.explained)
         pinned, notes = self._pinned(note)
         if pinned is not None:
             return pinned
-        for case in self.known:
-            if any(case == pin.case for pin in self.request.pinned):
-                continue
-            tally = self.campaign(note).replay(case)
-            if tally.failure is not None and tally.failure.case is not None:
-                tally.notes.append("this case failed in an earlier run and was tried first")
-                return tally
         tally = self.campaign(note).run()
         tally.notes += notes
         return tally

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
 from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.describe import describe
 from pytest_fusion.checks import deterministic, multiprocessors, registry
 from pytest_fusion.checks.case_judge import dry_run, judge_case
 from pytest_fusion.checks.context import CaseResult, Context, Progress
 from pytest_fusion.checks.rejections import NOT_MODELLED
+from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.engine import unjudged
 from pytest_fusion.engine.cases import Budget, Cases, Chosen
 from pytest_fusion.engine.minimum import Minimum
@@ -26,6 +30,10 @@ from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.process import preload
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
+# So many findings are shrunk and explained; the rest are listed.
+_SHRUNK = 8
+# Checks whose verdicts a wrong result does not explain.
+_UNSPOILED = ("inputs", "launches", "device")
 # Changed values at the same addresses cost a second reference run: the first cases, then one in twelve.
 _AGAIN_FIRST, _AGAIN_EVERY = 4, 12
 
@@ -67,6 +75,10 @@ class Judging:
         self._noted, self._alone = lane_state.counted_notes(), executor.fallbacks()
         self._uncompiled = compilers.given_up()
         self.tally = Tally()
+        # What the cases have shown, each on its smallest case, in the order in which it was found.
+        self.found: list[Failure] = []
+        # Failures by identity, met only in cases that an earlier failure had spoiled.
+        self._behind: dict[str, Verdict] = {}
         # A judged case had an element to compare.
         self._compared = False
 
@@ -74,9 +86,14 @@ class Judging:
         self.note({**self._last, "reached": check})
 
     def note(self, data: dict[str, Any]) -> None:
-        """Report what runs now; reported again while its calls come to an end."""
-        self._last = data
-        self._note(data)
+        """Report what runs now, with what was found; reported again while its calls come to an end."""
+        found = [
+            {"verdict": one.verdict.as_json(), "cause": one.explained.cause, "case": one.case.as_json()}
+            for one in self.found
+            if one.case is not None
+        ]
+        self._last = {**data, "findings": found} if found else data
+        self._note(self._last)
 
     def repeat_note(self) -> None:
         """Report again what runs."""
@@ -127,37 +144,72 @@ class Judging:
         self.context.progress.refusals.setdefault(kind, reason)
         self.tally.reject(kind)
 
-    def conclude(
-        self, cases: Cases, outer: Any, failing: CaseResult | None, *, shrink: bool = True, explained: bool = True
-    ) -> Tally:
-        """The tally of all cases; of ``failing`` the smallest case, and unless not ``explained`` its likely cause.
+    def find(
+        self, cases: Cases, outer: Any, result: CaseResult, *, shrink: bool = True, explained: bool = True
+    ) -> None:
+        """Enter the new findings of a case, each on its smallest case and, unless not ``explained``, with its cause.
 
-        Not ``shrink``: one case was replayed, which says nothing of the whole test.
+        They end no later case. What fails where a known failure has spoiled the result may be its consequence, unless
+        the check knows the cause by itself: it is a finding once it fails alone.
         """
-        tally = self.tally
+        spoiled = result.spoiled_by()
+        for verdict in result.findings:
+            if spoiled is not None and verdict.check not in _UNSPOILED and not verdict.cause:
+                self._behind.setdefault(verdict.identity, verdict)
+                continue
+            if len(self.found) >= _SHRUNK or not explained:
+                failure = Failure(verdict, result.case, describe(self.spec, result.case))
+            else:
+                failure = self.minimum(cases, outer, result, verdict, shrink=shrink)
+            self._behind.pop(verdict.identity, None)
+            if not self._same(failure):
+                self.found.append(failure)
+            focus = self.context.focus
+            self.context = replace(self.context, focus=replace(focus, known=focus.known | {verdict.identity}))
+
+    def _same(self, failure: Failure) -> bool:
+        """Whether it was found before by other values or in another dtype."""
+
+        def key(found: Failure) -> tuple[Any, ...]:
+            return found.code, found.verdict.check, found.verdict.output, found.case.sizes if found.case else None
+
+        return failure.code != UNEXPLAINED and any(key(other) == key(failure) for other in self.found)
+
+    def fails(self, failure: Failure) -> bool:
+        """Whether a finding fails the test where hazards do not."""
+        return failure.verdict.failed and failure.code not in self.spec.allow
+
+    @property
+    def failing(self) -> bool:
+        """Whether something was found that fails the test."""
+        return any(map(self.fails, self.found))
+
+    def conclude(self, cases: Cases, *, whole: bool = True) -> Tally:
+        """The tally of all cases; not ``whole``: one case was replayed, which says nothing of the whole test."""
+        tally, failing = self.tally, self.failing
         tally.blocks = list(cases.blocks)
         tally.coverage = cases.pairs.as_json()
         tally.notes = self._notes()
         self._conclude_checks(failing)
-        if shrink:
-            tally.notes += deterministic.notes(self.context, 0 if failing is not None else tally.judged)
-        if failing is not None and not explained:
-            assert failing.failure is not None
-            tally.failure = Failure(failing.failure, failing.case)
-        elif failing is not None:
-            tally.failure = self.minimum(cases, outer, failing, shrink=shrink)
-        elif tally.judged == 0:
-            self._nothing_judged(whole=shrink)
-        elif shrink:
+        if whole:
+            tally.notes += deterministic.notes(self.context, 0 if failing else tally.judged)
+        if tally.judged == 0:
+            self._nothing_judged(whole=whole)
+        elif whole and not failing:
             self._sufficient()
+        ordered = sorted(self.found, key=lambda one: (not self.fails(one), not one.verdict.failed))
+        if tally.failure is None and failing:
+            tally.failure = ordered.pop(0)
+        tally.others = ordered
+        tally.behind = [f"{one.check}: {one.reason}" for one in self._behind.values()]
         tally.imported = preload.needed()
         tally.phases = {name: round(seconds, 4) for name, seconds in self.context.clock.seconds.items()}
         return tally
 
-    def minimum(self, cases: Cases, outer: Any, found: CaseResult, *, shrink: bool) -> Failure:
-        """The failure that ``found`` shows, on the smallest case."""
+    def minimum(self, cases: Cases, outer: Any, found: CaseResult, verdict: Verdict, *, shrink: bool) -> Failure:
+        """The finding ``verdict`` of ``found`` on the smallest case."""
         minimum = Minimum(self.context, cases.plan, outer, cases.blocks, self.tally.cases, self.note)
-        return minimum.of(found, shrink=shrink)
+        return minimum.of(found, verdict, shrink=shrink)
 
     def _notes(self) -> list[str]:
         """What a reader should know of how the cases were run."""
@@ -174,12 +226,12 @@ class Judging:
             notes.append(f"{progress.unrepeated} statistical suspicion(s) were not repeated by fresh values")
         return notes + registry.notes(self.context)
 
-    def _conclude_checks(self, failing: CaseResult | None) -> None:
+    def _conclude_checks(self, failing: bool) -> None:
         """Enter the checks that could not run here, and those that conclude from all cases together."""
         tally = self.tally
         for name, reason in registry.missing(self.spec, self.context.device).items():
             tally.checks.setdefault(name, {"verdict": "unknown", "reason": reason, "cases": 0})
-        if failing is not None:
+        if failing:
             return
         if tally.judged and NOT_MODELLED in tally.rejected:
             reason = unjudged.not_modelled(tally.cases, tally.rejected, self.context.progress.refusals)
@@ -211,8 +263,8 @@ class Judging:
             for verdict in registry.conclusions(self.context, tally.judged):
                 entry = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}
                 tally.checks[verdict.check] = entry
-                if verdict.failed and tally.failure is None:
-                    tally.failure = Failure(verdict, None)
+                if verdict.status in ("fail", "hazard"):
+                    self.found.append(Failure(verdict, None))
 
 
 def _new(before: Mapping[_Noted, int], now: Mapping[_Noted, int]) -> list[_Noted]:

@@ -10,6 +10,7 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.describe import describe, unseen_values
 from pytest_fusion.case.plan import Plan
+from pytest_fusion.checks import registry
 from pytest_fusion.checks.case_judge import judge_case
 from pytest_fusion.checks.context import CaseResult, Context
 from pytest_fusion.checks.evidence import WrongAccess
@@ -19,13 +20,15 @@ from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.diagnose import UNEXPLAINED, diagnose
 from pytest_fusion.diagnosis.experiments import Lab
-from pytest_fusion.diagnosis.shrink import Shrinker
+from pytest_fusion.diagnosis.shrink import MAX_RUNS, Shrinker
 from pytest_fusion.diagnosis.text.error_map import marked, picture
 from pytest_fusion.engine.tally import Failure
 from pytest_fusion.errors import SpecError
 from pytest_fusion.interpreter.launch import likely_blocks
 from pytest_fusion.spec.inputs import may_index
 
+# A hazard fails no test, so its smallest case is worth less time.
+_HAZARD_RUNS = 60
 # Of the layouts of an upstream gradient, so many seeds draw two or three.
 _FEW_SEEDS = 7
 
@@ -45,13 +48,11 @@ class Minimum:
     cases: int
     note: Callable[[dict[str, Any]], None]
 
-    def of(self, found: CaseResult, *, shrink: bool) -> Failure:
-        """What ``found`` shows, on the smallest case; on its own one where nothing is to ``shrink``."""
-        first = found.failure
-        assert first is not None
-        result = found
+    def of(self, found: CaseResult, first: Verdict, *, shrink: bool) -> Failure:
+        """The finding ``first`` of ``found`` on the smallest case; on its own one where nothing is to ``shrink``."""
+        result, verdict = found, first
         # What runs after the check that failed tells nothing of its failure, and would cost most where it is gone.
-        focus = replace(self.context.focus, until=found.reached, sought=first.identity)
+        focus = replace(self.context.focus, until=self._reached(found, first), sought=first.identity)
         context = replace(self.context, focus=focus)
         # Chance gets three tries, since a race may win one. A race that the interpreter saw at its accesses, or by an
         # order that it chose, is there each time.
@@ -59,9 +60,10 @@ class Minimum:
         chance = first.check == "repeat" and not _seen(first) and not ordered
 
         def fails(case: Case) -> bool:
-            nonlocal result
+            nonlocal result, verdict
             shown = self._showing(context, case, first)
-            result = shown or result
+            if shown is not None:
+                result, verdict = shown
             return shown is not None
 
         by_values = (first.inner or first.check) in ("values", "repeat", "invariance") or (
@@ -74,24 +76,46 @@ class Minimum:
             by_values, seeds = False, _FEW_SEEDS if found.reached == gradients.NAME else 1
         else:
             seeds = None
-        shrinker = Shrinker(self.plan, found.case, fails, by_values=by_values, seeds=seeds, tries=3 if chance else 1)
+        shrinker = Shrinker(
+            self.plan,
+            found.case,
+            fails,
+            max_runs=MAX_RUNS if first.failed else _HAZARD_RUNS,
+            by_values=by_values,
+            seeds=seeds,
+            tries=3 if chance else 1,
+        )
         if shrink and searching.wants_phase(self.outer, "shrink"):
             shrinker.run()
-        verdict = result.failure
-        assert verdict is not None
         found_map = None
-        if result.evidence is not None:
-            found_map = picture(result.evidence, self.context.spec.tolerance)
-        elif result.differs is not None:
-            found_map = marked(*result.differs)
+        if verdict.failed or result.failure is None:  # the picture of a case is that of what ended it
+            if result.evidence is not None:
+                found_map = picture(result.evidence, self.context.spec.tolerance)
+            elif result.differs is not None:
+                found_map = marked(*result.differs)
         described = describe(self.context.spec, result.case)
         described |= unseen_values(self.context.spec, result.case, self.context.device)
-        diagnosis = diagnose(self._lab(result))
-        return Failure(verdict, result.case, described, found_map, result.trace, shrinker.runs, diagnosis)
+        diagnosis = diagnose(self._lab(result, verdict)) if verdict.failed else None
+        return Failure(
+            verdict,
+            result.case,
+            described,
+            found_map,
+            result.trace,
+            shrinker.runs,
+            position=self.cases,
+            diagnosis=diagnosis,
+        )
 
-    def _lab(self, result: CaseResult) -> Lab:
-        verdict = result.failure
-        assert verdict is not None
+    @staticmethod
+    def _reached(found: CaseResult, first: Verdict) -> str:
+        """The last check in the registry that has to run to show a finding; empty where the case's own calls do."""
+        if first.failed:
+            return found.reached
+        own = registry.of(first)
+        return own.name if own is not None and own.run is not None and first.check != "repeat" else ""
+
+    def _lab(self, result: CaseResult, verdict: Verdict) -> Lab:
         # A failure in the very first case leaves no time to learn block sizes; its own launches tell what may be one.
         blocks = self.blocks or likely_blocks([result.launches])
         cause = likely_cause(verdict) or UNEXPLAINED
@@ -102,16 +126,17 @@ class Minimum:
 
         return Lab(self.context, self.plan, result.case, verdict, blocks=blocks, note=note)
 
-    def _showing(self, context: Context, case: Case, first: Verdict) -> CaseResult | None:
-        """The result of a case that shows the same bug."""
+    def _showing(self, context: Context, case: Case, first: Verdict) -> tuple[CaseResult, Verdict] | None:
+        """The result of a case that shows the same bug, and its verdict."""
         self.note({"case": case.as_json(), "cases": self.cases, "shrinking": True})
         try:
             with self.context.clock.phase("shrink"):
                 result = judge_case(context, case, again=first.identity == "repeat:stale")
         except SpecError:
             return None  # the reference or a values function does not bear this case; the finding stands
-        failure = result.failure
-        return result if failure is not None and failure.identity == first.identity else None
+        if result.rejected is not None or result.spoiled_by() is not None:
+            return None
+        return next(((result, verdict) for verdict in result.findings if verdict.identity == first.identity), None)
 
 
 def _seen(verdict: Verdict) -> bool:

@@ -68,10 +68,11 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One stored case. ``made``: on which versions it was found; ``cause``: why it failed there."""
+    """One stored case. ``made``: on which versions it was found; ``check`` and ``cause``: what it showed there."""
 
     case: Case
     made: Mapping[str, Any] = field(default_factory=dict)
+    check: str = ""
     cause: str | None = None
 
     def run(self, job: Job) -> TestRecord:
@@ -89,10 +90,23 @@ class Replay:
         if isinstance(tally, TestRecord):
             return tally
         tally.notes += [elsewhere] if elsewhere else []
+        self._own_first(tally)
         record = record_of(job, tally, elsewhere=elsewhere, cause=self.cause)
         if request.sanitize:
             record = sanitize.sanitized(spec, request, tally, record)
         return _timed(record, begun)
+
+    def _own_first(self, tally: Tally) -> None:
+        """Put the stored finding before others of the case; note where it is gone and another shows."""
+        found = [*([tally.failure] if tally.failure is not None else []), *tally.others]
+        ranked = sorted(found, key=lambda one: (one.verdict.check != self.check, one.code != self.cause))
+        if not ranked or not self.check:
+            return
+        own = ranked[0]
+        if own.verdict.check != self.check:
+            tally.notes.append(f"the case no longer fails {self.check}, as its file says; it shows another finding")
+        elif own.verdict.failed and tally.failure is not None:
+            tally.failure, tally.others = own, [one for one in found if one is not own]
 
     def _with_patience(self, request: Request) -> Request:
         """A case that a GPU ran in no time may need ten thousands of interpreted programs, and minutes for them."""

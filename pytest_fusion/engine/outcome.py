@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from pytest_fusion.checks import registry
 from pytest_fusion.diagnosis.text.heat import drawing
-from pytest_fusion.diagnosis.text.message import compose, replay_command
-from pytest_fusion.engine.artefacts import write_artefacts
+from pytest_fusion.diagnosis.text.message import also_found, compose, replay_command
+from pytest_fusion.engine.artefacts import write_artefacts, write_replay
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.tally import Failure, Tally
 from pytest_fusion.engine.unjudged import NOTHING_JUDGED, lacking
@@ -28,14 +29,19 @@ def record_of(job: Job, tally: Tally, *, elsewhere: str = "", cause: str | None 
     Of a replay: ``elsewhere`` says on which other versions the case was found, ``cause`` why it failed there.
     """
     record = _without_failure(job, tally)
-    failure = tally.failure
-    if failure is None:
+    strict = job.request.strict if job.spec.strict is None else job.spec.strict
+    found = [*([tally.failure] if tally.failure is not None else []), *tally.others]
+    failing = [one for one in found if (one.verdict.failed or strict) and one.code not in job.spec.allow]
+    record = replace(record, checks=_accepted(record.checks, found, failing))
+    if not failing:
+        record = replace(record, findings=[_finding(job, one, _replay_of(job, one, tally)) for one in found])
         if tally.empty:
             message = f"{job.spec.name}: {tally.empty}; let dims= have sizes of 1 and more"
             return _unknown(record, "values", tally.empty, message)
         if job.only is not None and cause == "cached-answer":
             record.notes.append(_CACHED_ANSWER)
         return record
+    failure = failing[0]
     if failure.verdict.identity == NOTHING_JUDGED:
         kinds = failure.verdict.facts["kinds"]
         if (want := lacking(tally.rejected)) is not None:
@@ -44,7 +50,39 @@ def record_of(job: Job, tally: Tally, *, elsewhere: str = "", cause: str | None 
         if job.only is not None and job.given is None:
             message = f"the case cannot be judged here: {kinds}" + (f" ({elsewhere})" if elsewhere else "")
             return _unknown(record, "error", failure.verdict.reason, message)
-    return _with_failure(job, tally, failure, record, elsewhere)
+    others = [one for one in found if one is not failure]
+    return _with_failure(job, tally, failure, others, record, elsewhere)
+
+
+def _accepted(
+    checks: dict[str, dict[str, Any]], found: Sequence[Failure], failing: Sequence[Failure]
+) -> dict[str, dict[str, Any]]:
+    """The checks: with accepted findings alone a check passes, and with a hazard that fails the test it fails."""
+    changed = dict(checks)
+    for verdict in {one.verdict.check: one.verdict for one in reversed(found)}.values():
+        fails = any(one.verdict.check == verdict.check for one in failing)
+        if verdict.check in changed and (fails or changed[verdict.check]["verdict"] == "fail"):
+            changed[verdict.check] = {**changed[verdict.check], "verdict": "fail" if fails else "pass"}
+    return changed
+
+
+def _replay_of(job: Job, failure: Failure, tally: Tally) -> str | None:
+    return write_replay(job, failure, failure.code, pinned=tally.pinned).replay
+
+
+def _finding(job: Job, failure: Failure, replay: str | None) -> dict[str, Any]:
+    """A finding as the report has it."""
+    verdict, code = failure.verdict, failure.code
+    return {
+        "code": code,
+        "check": verdict.check,
+        "level": "wrong" if verdict.failed else "hazard",
+        "message": verdict.reason,
+        "case": failure.described if job.given is None else dict(job.given),
+        "replay": replay,
+        "accept": f'allow={{"{code}": "why"}}',
+        "allowed": job.spec.allow.get(code),
+    }
 
 
 def _without_failure(job: Job, tally: Tally) -> TestRecord:
@@ -71,7 +109,9 @@ def _unknown(record: TestRecord, check: str, reason: str, message: str) -> TestR
     return replace(record, verdict="unknown", message=message, checks=checks)
 
 
-def _with_failure(job: Job, tally: Tally, failure: Failure, record: TestRecord, elsewhere: str) -> TestRecord:
+def _with_failure(
+    job: Job, tally: Tally, failure: Failure, others: Sequence[Failure], record: TestRecord, elsewhere: str
+) -> TestRecord:
     verdict, diagnosis = failure.verdict, failure.explained
     written = write_artefacts(job, failure, diagnosis.cause, pinned=tally.pinned)
     path = written.replay
@@ -89,6 +129,8 @@ def _with_failure(job: Job, tally: Tally, failure: Failure, record: TestRecord, 
         trace=failure.trace.rstrip() if verdict.check in ("error", "crash") else "",
         found_after=_found(job, tally, failure) if searched else elsewhere,
     )
+    findings = [_finding(job, failure, path), *(_finding(job, one, _replay_of(job, one, tally)) for one in others)]
+    message = "\n".join([message, *also_found(findings[1:], tally.behind)])
     count = record.checks.get(verdict.check, {}).get("cases", 0)
     entry = {"verdict": "fail", "reason": verdict.reason, "cases": count, **verdict.facts}
     if failure.map:
@@ -99,13 +141,14 @@ def _with_failure(job: Job, tally: Tally, failure: Failure, record: TestRecord, 
         failed_check=verdict.check,
         cause=diagnosis.cause,
         # That of the cases before it would praise a kernel that is wrong.
-        grade="C" if verdict.check == "values" else None,
+        grade={"fail": "D", "hazard": "C"}[verdict.status] if verdict.check == "values" else None,
         diagnosis=diagnosis.as_json(),
         case=described,
         replay=path,
         script=written.script,
         checks={**record.checks, verdict.check: entry},
         message=message,
+        findings=findings,
     )
 
 
@@ -115,9 +158,10 @@ def _found(job: Job, tally: Tally, failure: Failure) -> str:
         if any(pin.path == tally.pinned and pin.recorded for pin in job.request.pinned):
             return f"a recorded call fails, pinned in {tally.pinned}"
         return f"pinned replay {tally.pinned} fails again: a bug that was fixed is back"
-    if failure.case in job.known and not failure.shrink_runs:
+    if failure.case in job.known:
         return "failed in an earlier run too, and was tried first"
-    return f"found in case {tally.cases}, shrunk in {plural(failure.shrink_runs, 'run')}"
+    more = f"; {tally.more_s:.1f} s more for other findings (none: --fusion-first)" if tally.more_s >= 0.1 else ""
+    return f"found in case {failure.position or tally.cases}, shrunk in {plural(failure.shrink_runs, 'run')}{more}"
 
 
 def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:

@@ -30,8 +30,9 @@ class Request:
     """Where and how far a test is run, whatever its mode; resolved from options by the plugin.
 
     Replay files go below ``root``; commands name them, and the test by ``shown``, as seen from ``start``, the folder
-    that pytest was started in. ``pinned`` cases run before all others. ``sanitize``: run the smallest cases again under
-    compute-sanitizer. ``bench``: measure what ``bench=`` names once the test has passed.
+    that pytest was started in. ``pinned`` cases run before all others. ``first``: end at the first failure. ``strict``:
+    hazards fail the test. ``sanitize``: run the smallest cases again under compute-sanitizer. ``bench``: measure what
+    ``bench=`` names once the test has passed.
     """
 
     nodeid: str
@@ -44,5 +45,7 @@ class Request:
     max_cases: int | None = None
     pinned: tuple[Pinned, ...] = ()
     shown: str = ""
+    first: bool = False
+    strict: bool = False
     sanitize: bool = False
     bench: BenchRequest | None = None

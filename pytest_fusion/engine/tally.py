@@ -15,12 +15,12 @@ from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
-_WORSE = {"pass": 0, "unknown": 1, "fail": 2}
+_WORSE = {"pass": 0, "hazard": 1, "unknown": 2, "fail": 3}
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What failed, on the smallest case found."""
+    """A finding: a failure or a hazard, on the smallest case found."""
 
     verdict: Verdict
     case: Case | None
@@ -28,12 +28,21 @@ class Failure:
     map: dict[str, Any] | None = None
     trace: str = ""
     shrink_runs: int = 0
+    # The number of the case that showed it first.
+    position: int = 0
     diagnosis: Diagnosis | None = None
 
     @property
     def explained(self) -> Diagnosis:
         """The diagnosis; without one, what the verdict stands for by itself."""
-        return self.diagnosis or Diagnosis(likely_cause(self.verdict) or UNEXPLAINED)
+        found = self.verdict
+        because = [found.because] if found.code and found.because else []
+        return self.diagnosis or Diagnosis(found.code or likely_cause(found) or UNEXPLAINED, because)
+
+    @property
+    def code(self) -> str:
+        """The slug of what was found: a hazard's code, else the cause."""
+        return self.explained.cause
 
 
 @dataclass(slots=True)
@@ -51,7 +60,13 @@ class Tally:
     notes: list[str] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
     statistics: dict[str, Any] | None = None
+    # The worst finding that fails the test, and all others, worst first.
     failure: Failure | None = None
+    others: list[Failure] = field(default_factory=list)
+    # Failures that were seen only where another had made the result wrong before, as sentences.
+    behind: list[str] = field(default_factory=list)
+    # Seconds of the processor after the first failure, in which others were sought.
+    more_s: float = 0.0
     imported: tuple[str, ...] = ()
     # Why all that passed says nothing of the kernel.
     empty: str = ""
@@ -80,7 +95,9 @@ class Tally:
     def _count(self, verdict: Verdict) -> None:
         entry = self.checks.setdefault(verdict.check, {"verdict": "pass", "cases": 0, "reason": ""})
         entry["cases"] += 1
-        if verdict.status != "pass" and entry["verdict"] == "pass":
+        if verdict.status == "hazard":
+            entry["reason"] = entry["reason"] or verdict.reason
+        elif verdict.status != "pass" and entry["verdict"] == "pass":
             entry.update(verdict=verdict.status, reason=verdict.reason)
 
     def _measure(self, spec: FusionSpec, case: Case, verdict: Verdict) -> None:

@@ -40,6 +40,8 @@ class Active:
             start=config.invocation_params.dir,
             pinned=_pinned(self.item),
             shown=keys.from_start(config, self.item.nodeid),
+            first=options.first,
+            strict=options.strict,
             sanitize=options.sanitize,
             bench=_bench_request(self.item) if options.bench else None,
         )
@@ -62,7 +64,7 @@ class Active:
 
             return Compare(incumbent)
         if (replay := stash.get(keys.replay, None)) is not None:
-            return modes.Replay(replay.case, replay.made, replay.cause)
+            return modes.Replay(replay.case, replay.made, replay.check, replay.cause)
         return modes.Judge()
 
 

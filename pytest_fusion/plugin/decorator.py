@@ -12,6 +12,7 @@ import pytest
 from pytest_fusion.bench.entries import check as check_bench
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.checks import registry
+from pytest_fusion.diagnosis.causes import all_causes
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.modes import Judge
 from pytest_fusion.engine.outcome import failure_of
@@ -38,7 +39,7 @@ def fused_equivalent(reference: Test | None = None, /, **keywords: Any) -> Calla
     The test calls the fused kernel with the inputs it is given and returns its output; the reference is called with the
     same inputs by name. Keywords: ``inputs`` (or jaxtyping annotations on the test's parameters), ``dims``, ``dtypes``,
     ``grad``, ``deterministic``, ``rng``, ``distribution``, ``invariant``, ``mutates``, ``clobbers``, ``rejects``,
-    ``max_launches``, ``compile``, ``max_recompiles``, ``syncs``, ``tolerance``, ``without``, ``bench``,
+    ``max_launches``, ``compile``, ``max_recompiles``, ``syncs``, ``tolerance``, ``without``, ``allow``, ``strict``, ``bench``,
     ``bench_limits``, ``golden``, ``requires``. Test parameters that are not inputs are fixtures and parametrizations;
     the reference gets those it takes.
 
@@ -93,6 +94,10 @@ def _check_words(spec: FusionSpec) -> None:
         known = registry.switches()
         if check not in known:
             raise SpecError(f"{spec.name}: without={{{check!r}: ...}} names no check{did_you_mean(check, known)}")
+    for code in spec.allow:
+        codes = all_causes()
+        if code not in codes:
+            raise SpecError(f"{spec.name}: allow={{{code!r}: ...}} names no finding{did_you_mean(code, codes)}")
     check_requires(spec.requires)
     check_bench(spec)
 

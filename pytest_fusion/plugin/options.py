@@ -33,6 +33,8 @@ class Options:
     baseline: Path
     targets: str
     counters: bool = False
+    strict: bool = False
+    first: bool = False
     canary: str = ""
     canary_without: tuple[str, ...] = ()
 
@@ -78,6 +80,8 @@ _OPTIONS = (
 )
 # name, help, help of the ini twin
 _SWITCHES = (
+    ("strict", "Hazards fail a test, not only wrong results", "Hazards fail a test"),
+    ("first", "End a test at its first failure, without looking for others", "End a test at its first failure"),
     (
         "sanitize",
         "On a GPU, run the smallest cases of each test under compute-sanitizer too",
@@ -121,6 +125,10 @@ def _value(config: pytest.Config, name: str) -> str:
     return str(given if given is not None else config.getini(f"fusion_{name}") or "")
 
 
+def _switch(config: pytest.Config, name: str) -> bool:
+    return bool(config.getoption(f"fusion_{name}", None) or config.getini(f"fusion_{name}"))
+
+
 def file_named_by(variable: str) -> Path | None:
     """The file named by an environment variable that a parent process sets; ``None`` without one."""
     name = os.environ.get(variable)
@@ -129,7 +137,7 @@ def file_named_by(variable: str) -> Path | None:
 
 def resolve(config: pytest.Config) -> Options:
     """Read and check all options; raises ``FusionError``."""
-    bench = bool(config.getoption("fusion_bench", None) or config.getini("fusion_bench"))
+    bench = _switch(config, "bench")
     counters = config.getoption("fusion_counters", None)
     if counters and not bench:
         raise FusionError("--fusion-counters adds to what --fusion-bench measures; give both")
@@ -145,7 +153,9 @@ def resolve(config: pytest.Config) -> Options:
         report=_path(config, "report"),
         json=_path(config, "json"),
         replay=_path(config, "replay"),
-        sanitize=bool(config.getoption("fusion_sanitize", None) or config.getini("fusion_sanitize")),
+        sanitize=_switch(config, "sanitize"),
+        strict=_switch(config, "strict"),
+        first=_switch(config, "first"),
         bench=bench,
         counters=bench and bool(counters or config.getini("fusion_counters")),
         update=_chosen(config, "update", "none"),

@@ -27,12 +27,13 @@ def examine(
     isolate: str = "auto",
     device: str = "cpu",
     max_cases: int | None = None,
+    first: bool = False,
     root: Path | None = None,
 ) -> TestRecord:
     """All checks on all cases of ``spec``: the record, failing or not.
 
-    ``seed`` decides every random choice; ``max_cases`` bounds the cases; replay files go below ``root``. Raises
-    ``SpecError`` for a spec that contradicts itself.
+    ``seed`` decides every random choice; ``max_cases`` bounds the cases, and ``first`` ends them at the first failure;
+    replay files go below ``root``. Raises ``SpecError`` for a spec that contradicts itself.
     """
     if device == "cpu":
         interpreter.enable()
@@ -44,5 +45,6 @@ def examine(
         root=root or Path.cwd(),
         seed=seed,
         max_cases=max_cases,
+        first=first,
     )
     return Judge().run(Job(spec, request, searching.stand_in(), {}))

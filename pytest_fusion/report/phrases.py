@@ -19,7 +19,8 @@ MANY_REJECTED = 0.5
 GRADES = {
     "A": "as accurate as float32 arithmetic with one rounding",
     "B": "no worse than the reference as written",
-    "C": "worse than the reference",
+    "C": "worse than the reference, and no worse than twice what eager PyTorch loses in this dtype",
+    "D": "worse than that",
 }
 # What a total calls the outcomes.
 TOTALS = {"fail": "failed", "unknown": "unknown", "pass": "passed", "xfail": "failed as expected"}
@@ -57,6 +58,12 @@ def rests_on(record: TestRecord) -> list[str]:
     if record.grade:
         parts.append(f"grade {record.grade}")
     return parts
+
+
+def hazards(record: TestRecord) -> dict[str, str]:
+    """The hazards that a test found and its spec does not accept: code -> what was found."""
+    found = reversed(record.findings)
+    return {one["code"]: one["message"] for one in found if one["level"] == "hazard" and not one["allowed"]}
 
 
 def thin(record: TestRecord) -> list[str]:

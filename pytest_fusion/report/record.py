@@ -25,6 +25,9 @@ class TestRecord:
     two lists of sentences, and how often the kernel ran for them; ``bench`` of a measured test has ``{"rows",
     "compared", "resources", "limits", "notes", "complete"}``; ``canary`` of one that was compared with an incumbent has
     ``{"verdict", "reasons", "metrics", "counts", "incumbent", "pairs", "latency", "notes"}``.
+    ``findings`` are all that was found, worst first, each ``{"code", "check", "level", "message", "case", "replay",
+    "accept", "allowed"}``: ``level`` is ``"wrong"`` or ``"hazard"``, ``accept`` the keyword that accepts it,
+    ``allowed`` the user's reason where the spec does, else ``None``.
     """
 
     __test__ = False  # a record, not a test class
@@ -52,6 +55,7 @@ class TestRecord:
     script: str | None = None
     bench: dict[str, Any] = field(default_factory=dict)
     canary: dict[str, Any] = field(default_factory=dict)
+    findings: list[dict[str, Any]] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         """The test's entry in ``--fusion-json``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
+from pytest_fusion.checks.hazards import HAZARDS
 from pytest_fusion.diagnosis.repro.replay_file import names_elsewhere
 from pytest_fusion.report import phrases
 from pytest_fusion.report.record import TestRecord
@@ -36,7 +37,7 @@ def summary(
     else:
         lines = [line for record in ordered for line in attention(record, failures_only=verbosity < 0)]
     if verbosity == 0:
-        lines += _switched_off(records) + _not_judged(records)
+        lines += _hazards(records) + _switched_off(records) + _not_judged(records)
     if lines and verbosity >= 0:
         lines.append(total(records))
     lines += [(f"{kind} report: {path}", _PLAIN) for kind, path in (written or {}).items()]
@@ -75,6 +76,7 @@ def details(record: TestRecord) -> list[Line]:
     if record.verdict == "pass":
         lines += [(f"  rests on little: {reason}", _YELLOW) for reason in phrases.thin(record)]
     lines += [(f"  {name} switched off: {phrases.one_line(reason)}", _PLAIN) for name, reason in record.off.items()]
+    lines += [(f"  hazard {code}: {phrases.one_line(text)}", _YELLOW) for code, text in phrases.hazards(record).items()]
     missing = phrases.unknown_checks(record)
     if missing and record.verdict != "fail":
         lines.append((f"  unknown: {', '.join(missing)}", _PLAIN))
@@ -113,6 +115,16 @@ def _why_unknown(record: TestRecord) -> str:
         return phrases.one_line(record.message)
     reasons = [f"{name}: {reason}" for name, reason in phrases.unknown_checks(record).items()]
     return phrases.one_line(reasons[0]) if reasons else "no reason given"
+
+
+def _hazards(records: Iterable[TestRecord]) -> list[Line]:
+    """A line for each code of hazard; at -v they are listed with the test, each with its place."""
+    tests = Counter(code for record in records for code in phrases.hazards(record))
+    accept = 'allow={{"{}": "why"}} accepts it'
+    return [
+        (f"hazard {code} in {plural(count, 'test')}: {HAZARDS[code]} (where: -v; {accept.format(code)})", _YELLOW)
+        for code, count in tests.items()
+    ]
 
 
 def _switched_off(records: Iterable[TestRecord]) -> list[Line]:

@@ -58,6 +58,10 @@ class FusionSpec:
     syncs: bool = False
     tolerance: str | Tolerance = "auto"
     without: Mapping[str, str] = field(default_factory=dict)
+    # Findings that are accepted, by code, with the reason.
+    allow: Mapping[str, str] = field(default_factory=dict)
+    # Hazards fail the test; ``None``: as --fusion-strict says.
+    strict: bool | None = None
     bench: Sequence[Mapping[str, Any]] | Mapping[str, Any] = ()
     # Outputs of a few pinned cases are kept with the baseline of --fusion-bench.
     golden: bool = False
@@ -88,7 +92,8 @@ class FusionSpec:
         if not isinstance(self.grad, bool):
             put("grad", given.names(self.grad, self.name, "grad"))
         put("rejects", given.exception_types(self.rejects, self.name))
-        put("without", given.reasons(self.without, self.name))
+        for attribute, example in (("without", "{'repeat': 'atomics'}"), ("allow", "{'hidden-sync': 'reads lengths'}")):
+            put(attribute, given.reasons(getattr(self, attribute), self.name, attribute, example))
         for attribute in ("max_launches", "max_recompiles"):
             put(attribute, given.count(getattr(self, attribute), self.name, attribute))
         put("bench", given.entries(self.bench))

@@ -42,18 +42,16 @@ def count(value: Any, where: str, keyword: str) -> int | None:
     return index(value)
 
 
-def reasons(value: Any, where: str) -> dict[str, str]:
-    """Why each of some checks is left out; every report repeats it, so there has to be one."""
+def reasons(value: Any, where: str, keyword: str, example: str) -> dict[str, str]:
+    """Why each of some checks is left out, or each of some findings accepted; every report repeats the reason."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise SpecError(
-            f"{where}: without={value!r}; expected a dict from check to reason, such as {{'repeat': 'atomics'}}"
-        )
+        raise SpecError(f"{where}: {keyword}={value!r}; expected a dict from names to reasons, such as {example}")
     for check, reason in value.items():
         if not isinstance(reason, str) or not reason.strip():
             raise SpecError(
-                f"{where}: without={{{check!r}: {reason!r}}} gives no reason; say why in words, which reports repeat"
+                f"{where}: {keyword}={{{check!r}: {reason!r}}} gives no reason; say why in words, which reports repeat"
             )
     return dict(value)
 

@@ -166,10 +166,11 @@ def test_a_failure_ends_the_run_and_is_shrunk() -> None:
 def test_checks_after_the_one_that_failed_are_not_run_while_shrinking() -> None:
     """A case that no longer shows a wrong value ends where that was found; what follows would cost most of its time."""
     run = campaign(lambda x: x * 2 if x.shape[1] < 30 else x * 2 + 1, cases=40)
-    run.run()
-    assert run.failing is not None
-    assert run.failing.reached == ""
-    case = run.failing.case.with_(sizes={"rows": 3, "hidden": 5})
+    failure = run.run().failure
+    assert failure is not None
+    assert failure.verdict.check == "values"
+    assert failure.case is not None
+    case = failure.case.with_(sizes={"rows": 3, "hidden": 5})
     reached = {
         until: judge_case(replace(run.judging.context, focus=Focus(until=until)), case).reached
         for until in (None, "", "invariance")
@@ -406,9 +407,10 @@ def test_a_compiled_function_that_is_compiled_no_more_is_told(most: int, said: b
 def test_whether_a_case_fails_is_told_without_what_comes_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failing test asks it of a new process, which made its whole diagnosis a second time: 5 s of 10."""
     run = campaign(lambda x: x + 2)
-    run.run()
-    assert run.failing is not None
-    case = run.failing.case
+    failure = run.run().failure
+    assert failure is not None
+    assert failure.case is not None
+    case = failure.case
     explained = campaign(lambda x: x + 2).replay(case)
     monkeypatch.setattr(
         "pytest_fusion.engine.minimum.diagnose", lambda lab: pytest.fail("it was asked what comes of it")

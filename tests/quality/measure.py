@@ -94,7 +94,9 @@ def _trouble(plant: Plant, record: TestRecord) -> str:
 def examine_plant(name: str, seed: int) -> Finding:
     plant = BY_NAME[name]
     with tempfile.TemporaryDirectory() as folder:
-        record = examine(plant.make_spec(), seed=seed, profile=plant.profile, device=DEVICE, root=Path(folder))
+        record = examine(
+            plant.make_spec(), seed=seed, profile=plant.profile, device=DEVICE, first=True, root=Path(folder)
+        )
     return Finding(plant, seed, record, _trouble(plant, record))
 
 

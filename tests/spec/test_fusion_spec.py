@@ -69,7 +69,7 @@ def test_arguments_of_the_reference_with_defaults_are_fine() -> None:
         ({"rejects": [3]}, ["is not an exception type"]),
         ({"rejects": "ValueError"}, ["rejects='ValueError' is not an exception type"]),
         ({"rejects": ValueError("no")}, ["is not an exception type"]),
-        ({"without": ["repeat"]}, ["expected a dict from check to reason"]),
+        ({"without": ["repeat"]}, ["expected a dict from names to reasons"]),
         ({"without": {"repeat": None}}, ["without={'repeat': None} gives no reason"]),
         ({"without": {"repeat": " "}}, ["gives no reason"]),
         ({"max_launches": "1"}, ["max_launches='1'; expected a whole number"]),

@@ -269,7 +269,9 @@ class TwoKernels:
 
     def _tally(self) -> Tally:
         """The tally of the candidate's cases, with the smallest case that only the candidate fails."""
-        tally = self.judging.conclude(self.cases, self.outer, self.regression)
+        if self.regression is not None:
+            self.judging.find(self.cases, self.outer, self.regression)
+        tally = self.judging.conclude(self.cases)
         failure = tally.failure
         if self.regression is None:
             if failure is not None and failure.verdict.check == "vacuity":
@@ -279,5 +281,7 @@ class TwoKernels:
         if failure is not None and failure.case is not None and failure.case != self.regression.case:
             theirs = self._other(failure.case, again=True, alone=True)
             if theirs.verdict == "fail":
-                tally.failure = self.judging.minimum(self.cases, self.outer, self.regression, shrink=False)
+                failed = self.regression.failure
+                assert failed is not None
+                tally.failure = self.judging.minimum(self.cases, self.outer, self.regression, failed, shrink=False)
         return tally

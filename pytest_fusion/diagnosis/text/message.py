@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytest_fusion.case.value_json import written
@@ -38,6 +38,28 @@ def _why(diagnosis: Diagnosis) -> list[str]:
     return lines
 
 
+def also_found(findings: Sequence[Mapping[str, Any]], behind: Sequence[str]) -> list[str]:
+    """The other findings of a test, each with its own smallest case; ``behind``: what failed only where these do."""
+    lines = ["  also found:"] if findings else []
+    for one in findings:
+        accepted = f", accepted: {one['allowed']}" if one["allowed"] else ""
+        lines.append(f"    {one['level']}: {one['code']} ({one['check']}{accepted})")
+        lines.append(f"      {one['message']}")
+        case = one["case"]
+        if case is not None and not case.get("given"):
+            lines.append(f"      smallest case: {_dims(case)}, dtype {case['dtype']}, seed {case['seed']}")
+        if not one["allowed"]:
+            lines.append(f"      to accept it: {one['accept']}")
+    if behind:
+        lines.append("  failed too, but only in cases that the findings above had spoiled:")
+        lines += [f"    {sentence}" for sentence in behind]
+    return lines
+
+
+def _dims(case: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in case["dims"].items()) or "no dims"
+
+
 def compose(
     name: str,
     verdict: Verdict,
@@ -57,11 +79,10 @@ def compose(
         lines.append(f"  where: {where}")
     lines += [f"    {line}" for line in drawn]
     if case is not None:
-        dims = " ".join(f"{key}={value}" for key, value in case["dims"].items())
         if case.get("given"):
             lines.append("  called with:")
         else:
-            lines.append(f"  smallest case: {dims or 'no dims'}, dtype {case['dtype']}, seed {case['seed']}")
+            lines.append(f"  smallest case: {_dims(case)}, dtype {case['dtype']}, seed {case['seed']}")
         held = case.get("held", {})
         lines += [_tensor_line(k, entry, k in case["absent"], held.get(k)) for k, entry in case["inputs"].items()]
         lines += [f"    {key}: {words}" for key, words in case.get("derived", {}).items()]

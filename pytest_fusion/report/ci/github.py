@@ -106,15 +106,21 @@ def _to_know(record: TestRecord) -> str:
             parts.append(f"cause: {_text(record.cause)}")
         if phrases.evidence(record):
             parts.append(_text(phrases.one_line("; ".join(phrases.evidence(record)))))
-        if record.message:
+        if record.findings:
+            parts.append(_text(phrases.one_line(record.findings[0]["message"])))
+        elif record.message:
             parts.append(_text(phrases.one_line(record.message)))
         if record.replay:
             parts.append(f"`{_code(phrases.replay_command(record))}`")
-        return "<br>".join([*parts, *_off(record)])
+        return "<br>".join([*parts, *_hazards(record), *_off(record)])
     parts = [_text(reason) for reason in phrases.thin(record)] if record.verdict == "pass" else []
     missing = phrases.unknown_checks(record)
     parts += [f"not judged: {_text(', '.join(missing))}"] if missing else []
-    return "<br>".join([*parts, *_off(record)])
+    return "<br>".join([*parts, *_hazards(record), *_off(record)])
+
+
+def _hazards(record: TestRecord) -> list[str]:
+    return [f"hazard {_text(code)}: {_text(phrases.one_line(text))}" for code, text in phrases.hazards(record).items()]
 
 
 def _off(record: TestRecord) -> list[str]:

@@ -26,6 +26,7 @@ def properties(record: TestRecord) -> list[tuple[str, Scalar]]:
         "fusion_rejected": sum(record.rejected.values()),
         "fusion_failed_check": record.failed_check,
         "fusion_cause": record.cause,
+        "fusion_findings": ", ".join(dict.fromkeys(one["code"] for one in record.findings)) or None,
         "fusion_worst_ratio": worst_ratio(record),
         "fusion_grade": record.grade,
         "fusion_replay": record.replay,

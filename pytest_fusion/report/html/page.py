@@ -101,6 +101,7 @@ def _row(record: TestRecord, *, is_open: bool) -> dict[str, Any]:
         "headline": _headline(record),
         "message": _message(record),
         "evidence": tuple(phrases.evidence(record)),
+        "hazards": tuple(phrases.hazards(record).items()) if record.verdict != "fail" else (),
         "ruled_out": tuple(phrases.ruled_out(record)),
         "replay": phrases.replay_command(record),
         "script": f"python {shlex.quote(record.script)}" if record.script else "",
@@ -123,7 +124,7 @@ def _headline(record: TestRecord) -> str:
     if record.verdict == "unknown":
         reasons = phrases.unknown_checks(record)
         return phrases.one_line(record.message) or ", ".join(reasons) or "no reason given"
-    return "; ".join(phrases.thin(record))
+    return "; ".join([*(f"hazard: {code}" for code in phrases.hazards(record)), *phrases.thin(record)])
 
 
 def _message(record: TestRecord) -> str:

@@ -14,9 +14,12 @@ from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs, sh
 from pytest_fusion.case.plan import regimes_of
 from pytest_fusion.case.value_json import written
 from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import ConstantSpec
 
 # Of a longer tensor so many elements from its beginning and its end.
 _SHOWN, _FIRST, _LAST = 12, 6, 3
+# Floats take more room.
+_SHOWN_FLOATS = 8
 
 
 def describe(spec: FusionSpec, case: Case) -> dict[str, Any]:
@@ -30,20 +33,27 @@ def describe(spec: FusionSpec, case: Case) -> dict[str, Any]:
 
 
 def unseen_values(spec: FusionSpec, case: Case, device: torch.device) -> dict[str, dict[str, str]]:
-    """In words, values that a case's sizes and seed do not show: ``derived`` inputs, and small tensors (``held``).
+    """In words, values that a case's sizes and seed do not show: of ``derived`` inputs, small tensors and constants.
 
-    Lengths, slots and labels are derived. Tensors are included where their kind of values shows nothing: whole
-    numbers, masks, and those of a profile or a function of their own.
+    Lengths, slots and labels are derived.
     """
+
+    def most(name: str) -> int:
+        own = regimes_of(spec.tensors[name], covered=False) and case.tensors[name].dtype.startswith(("float", "bfloat"))
+        return _SHOWN_FLOATS if own else _SHOWN
+
     held = [
         name
-        for name, tensor in case.tensors.items()
-        if name not in case.absent
-        and not (regimes_of(spec.tensors[name], covered=False) and tensor.dtype.startswith(("float", "bfloat")))
-        and 0 < math.prod(shape_of(spec.tensors[name], case.sizes)) <= _SHOWN
+        for name in case.tensors
+        if name not in case.absent and 0 < math.prod(shape_of(spec.tensors[name], case.sizes)) <= most(name)
     ]
+    constants = {
+        name: repr(declared.value)
+        for name, declared in spec.inputs.items()
+        if isinstance(declared, ConstantSpec) and isinstance(declared.value, int | float | str | None)
+    }
     if not (spec.derived or held):
-        return {}
+        return {"constants": constants} if constants else {}
     try:
         logical: Mapping[str, Any] = make_inputs(spec, case, device)
     except (ImpossibleCase, InputFailed):
@@ -51,6 +61,7 @@ def unseen_values(spec: FusionSpec, case: Case, device: torch.device) -> dict[st
     found = {
         "derived": {name: _in_words(logical.get(name)) for name in spec.derived},
         "held": {name: " ".join(_items(logical[name])) for name in held},
+        "constants": constants,
     }
     return {key: words for key, words in found.items() if words}
 

@@ -29,6 +29,9 @@ from pytest_fusion.spec.inputs import may_index
 
 # A hazard fails no test, so its smallest case is worth less time.
 _HAZARD_RUNS = 60
+# Sizes, in the order of the dims, and seeds of a case that shows more than the smallest.
+_LARGER = ((3, 4, 5, 2), (5, 3, 2, 4))
+_SEEDS = (0, 1)
 # Of the layouts of an upstream gradient, so many seeds draw two or three.
 _FEW_SEEDS = 7
 
@@ -87,25 +90,46 @@ class Minimum:
         )
         if shrink and searching.wants_phase(self.outer, "shrink"):
             shrinker.run()
-        found_map = None
-        if verdict.failed or result.failure is None:  # the picture of a case is that of what ended it
-            if result.evidence is not None:
-                found_map = picture(result.evidence, self.context.spec.tolerance)
-            elif result.differs is not None:
-                found_map = marked(*result.differs)
-        described = describe(self.context.spec, result.case)
-        described |= unseen_values(self.context.spec, result.case, self.context.device)
-        diagnosis = diagnose(self._lab(result, verdict)) if verdict.failed else None
+        lab = self._lab(result, verdict) if verdict.failed else None
+        where = self._map(result, verdict)
+        larger = self._larger(context, lab, first) if lab is not None and where is not None and shrink else None
+        diagnosis = diagnose(lab) if lab is not None else None
         return Failure(
             verdict,
             result.case,
-            described,
-            found_map,
+            self._described(result.case),
+            where,
             result.trace,
             shrinker.runs,
+            larger=larger,
             position=self.cases,
             diagnosis=diagnosis,
         )
+
+    def _described(self, case: Case) -> dict[str, Any]:
+        spec = self.context.spec
+        return describe(spec, case) | unseen_values(spec, case, self.context.device)
+
+    def _map(self, result: CaseResult, verdict: Verdict) -> dict[str, Any] | None:
+        """Where the errors are; the picture of a case is that of what ended it."""
+        if not (verdict.failed or result.failure is None):
+            return None
+        if result.evidence is not None:
+            return picture(result.evidence, self.context.spec.tolerance)
+        return marked(*result.differs) if result.differs is not None else None
+
+    def _larger(self, context: Context, lab: Lab, first: Verdict) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """A case with every size from 2 to 5 that shows the same, where a size of the smallest is below 2."""
+        if all(size > 1 for size in lab.base.sizes.values() if isinstance(size, int)):
+            return None
+        for sizes in _LARGER:
+            case = lab.grown(None, sizes)
+            for seed in _SEEDS:
+                shown = self._showing(context, case.with_(seed=seed), first)
+                found = self._map(*shown) if shown is not None else None
+                if shown is not None and found is not None:
+                    return self._described(shown[0].case), found
+        return None
 
     @staticmethod
     def _reached(found: CaseResult, first: Verdict) -> str:

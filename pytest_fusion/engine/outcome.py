@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from pytest_fusion.checks import registry
-from pytest_fusion.diagnosis.text.heat import drawing
-from pytest_fusion.diagnosis.text.message import also_found, compose, replay_command
+from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
+from pytest_fusion.diagnosis.text.message import also_found, compose, larger_case, place, replay_command
 from pytest_fusion.engine.artefacts import write_artefacts, write_replay
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.tally import Failure, Tally
@@ -80,7 +80,7 @@ def _finding(job: Job, failure: Failure, replay: str | None) -> dict[str, Any]:
         "message": verdict.reason,
         "case": failure.described if job.given is None else dict(job.given),
         "replay": replay,
-        "accept": f'allow={{"{code}": "why"}}',
+        "accept": f'allow={{"{code}": "why"}}' if code != UNEXPLAINED else None,
         "allowed": job.spec.allow.get(code),
     }
 
@@ -122,8 +122,8 @@ def _with_failure(
         verdict,
         described,
         diagnosis=diagnosis if verdict.identity != NOTHING_JUDGED else None,
-        where=failure.map["where"] if failure.map else None,
-        drawn=drawing(failure.map) if failure.map else (),
+        where=place(failure.map),
+        larger=larger_case(*failure.larger) if failure.larger else (),
         command=replay_command(job.request.shown or job.request.nodeid, path) if path else written.unwritten,
         script=written.script_line,
         trace=failure.trace.rstrip() if verdict.check in ("error", "crash") else "",

@@ -28,6 +28,8 @@ class Failure:
     map: dict[str, Any] | None = None
     trace: str = ""
     shrink_runs: int = 0
+    # A second case and its map, where all sizes of the smallest are too small to show a place.
+    larger: tuple[dict[str, Any], dict[str, Any]] | None = None
     # The number of the case that showed it first.
     position: int = 0
     diagnosis: Diagnosis | None = None

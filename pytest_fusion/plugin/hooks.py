@@ -227,6 +227,9 @@ def pytest_runtest_makereport(
     ours = excinfo is not None and report.failed and excinfo.errisinstance((FusionFailure, FusionError))
     if excinfo is not None and ours and not item.config.getoption("fulltrace", False):
         report.longrepr = excinfo.getrepr(style="value", chain=False)
+        if isinstance(excinfo.value, FusionFailure) and report.longrepr.reprcrash is not None:
+            # What pytest's summary has room for, in place of the exception's import path.
+            report.longrepr.reprcrash.message = f"{excinfo.value.check} ({excinfo.value.cause}): {excinfo.value}"
     records = item.stash.get(keys.own_records, [])
     if records:
         from pytest_fusion.report.plain_json import plain

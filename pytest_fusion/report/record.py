@@ -26,8 +26,8 @@ class TestRecord:
     "compared", "resources", "limits", "notes", "complete"}``; ``canary`` of one that was compared with an incumbent has
     ``{"verdict", "reasons", "metrics", "counts", "incumbent", "pairs", "latency", "notes"}``.
     ``findings`` are all that was found, worst first, each ``{"code", "check", "level", "message", "case", "replay",
-    "accept", "allowed"}``: ``level`` is ``"wrong"`` or ``"hazard"``, ``accept`` the keyword that accepts it,
-    ``allowed`` the user's reason where the spec does, else ``None``.
+    "accept", "allowed"}``: ``level`` is ``"wrong"`` or ``"hazard"``, ``accept`` the keyword that accepts it (``None``
+    for what is unexplained), ``allowed`` the user's reason where the spec does, else ``None``.
     """
 
     __test__ = False  # a record, not a test class

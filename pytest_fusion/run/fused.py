@@ -37,6 +37,7 @@ from pytest_fusion.spec.wording import first_line, words
 _MOST_ALONE = 300
 # Half of the lines that are told of a traceback, and characters of each.
 _TRACE_LINES = 40
+_TRACE_FRAMES = 8
 _TRACE_WIDTH = 1000
 
 
@@ -62,16 +63,36 @@ class Outcome:
 def _origin(error: BaseException) -> str:
     """``file.py:function`` of the innermost frame, without the line: stable while shrinking."""
     frames = traceback.extract_tb(error.__traceback__)
-    foreign = ("/torch/", "/triton/", "/pytest_fusion/run/", "/pytest_fusion/interpreter/", "/pytest_fusion/oracle/")
-    own = [f for f in frames if not any(part in f.filename for part in foreign)]
+    own = [f for f in frames if not _is_foreign(f.filename)]
     frame = (own or frames)[-1] if frames else None
     return f"{frame.filename.rsplit('/', 1)[-1]}:{frame.name}" if frame else ""
 
 
+def _is_foreign(file: str) -> bool:
+    foreign = ("/torch/", "/triton/", "/pytest_fusion/run/", "/pytest_fusion/interpreter/", "/pytest_fusion/oracle/")
+    return any(part in file for part in foreign)
+
+
 def _short_trace(error: BaseException) -> str:
-    """The innermost frames and the message, for the report; a message of thousands of lines is cut in the middle."""
-    entries = traceback.format_exception(type(error), error, _below_the_call(error))
-    lines = words("".join(entries[-12:])).splitlines(keepends=True)
+    """The frames of the kernel's own code and the message, for the report; all frames where none is its own.
+
+    The cause of an error has the kernel's own line, where it was raised in an interpreted one. A message of thousands
+    of lines is cut in the middle.
+    """
+    chain = [error]
+    while chain[-1].__cause__ is not None:
+        chain.append(chain[-1].__cause__)
+    frames = [
+        frame
+        for one in chain
+        for frame in traceback.extract_tb(_below_the_call(one))
+        if not _is_foreign(frame.filename)
+    ]
+    if frames:
+        entries = [*traceback.format_list(frames[-_TRACE_FRAMES:]), *traceback.format_exception_only(chain[-1])]
+    else:
+        entries = traceback.format_exception(type(error), error, _below_the_call(error))[-12:]
+    lines = words("".join(entries)).splitlines(keepends=True)
     if len(lines) > 2 * _TRACE_LINES:
         left_out = f"... {len(lines) - 2 * _TRACE_LINES} lines ...\n"
         lines = [*lines[:_TRACE_LINES], left_out, *lines[-_TRACE_LINES:]]

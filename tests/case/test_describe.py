@@ -59,15 +59,17 @@ def test_derived_inputs_are_told_by_their_values(make_spec: Any) -> None:
         "none": "float32 [0, 3], derived: no elements",
         "count": "4, derived",
     }
-    assert unseen_values(make_spec({"x": tensor("n")}), case, torch.device("cpu")) == {}
 
 
-def test_small_tensors_of_which_no_kind_of_values_tells_anything_are_told_by_their_values(make_spec: Any) -> None:
-    """Whole numbers, masks and what a function draws; not what has a kind of values, is long, empty or missing."""
+def test_small_tensors_and_constants_are_shown_by_their_values(make_spec: Any) -> None:
+    """Up to 8 floats, 12 of what has no kind of values; not what is long, empty or missing, nor a constant object."""
     own = {"values": lambda shape, dtype, generator: torch.full(shape, -torch.inf, dtype=dtype)}
     spec = make_spec(
         {
             "x": tensor("n"),
+            "wide": tensor("9"),
+            "eps": 1e-6,
+            "options": object(),
             "length": tensor("1", dtype=torch.int32, values=values.constant(36)),
             "keep": tensor("n", dtype=torch.bool, values=values.constant(1)),
             "lse": tensor("n", **own),
@@ -77,9 +79,7 @@ def test_small_tensors_of_which_no_kind_of_values_tells_anything_are_told_by_the
         }
     )
     dtypes = {"length": "int32", "keep": "bool"}
-    tensors = {name: TensorCase(dtypes.get(name, "float32")) for name in spec.inputs}
+    tensors = {name: TensorCase(dtypes.get(name, "float32")) for name in spec.tensors}
     case = Case({"n": 2}, "float32", tensors, absent=("bias",))
-    held = {"length": "36", "keep": "True True", "lse": "-inf -inf"}
-    assert unseen_values(spec, case, torch.device("cpu")) == {"held": held}
-    plain = Case({"n": 2}, "float32", {"x": TensorCase("float32")})
-    assert unseen_values(make_spec({"x": tensor("n")}), plain, torch.device("cpu")) == {}
+    held = {"x": "0.38748 -0.465858", "length": "36", "keep": "True True", "lse": "-inf -inf"}
+    assert unseen_values(spec, case, torch.device("cpu")) == {"held": held, "constants": {"eps": "1e-06"}}

@@ -10,6 +10,8 @@ from pytest_fusion.case.value_json import written
 from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.diagnosis.causes import meaning as meaning_of
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
+from pytest_fusion.diagnosis.remedies import REMEDIES
+from pytest_fusion.diagnosis.text.heat import drawing
 
 
 def replay_command(nodeid: str, path: str) -> str:
@@ -19,12 +21,13 @@ def replay_command(nodeid: str, path: str) -> str:
 
 def _tensor_line(name: str, entry: dict[str, Any], absent: bool, held: str | None) -> str:
     if absent:
-        return f"    {name}: None"
+        return f"{name}: None"
     layout = entry["layout"] + (f"/{entry['variant']}" if entry["variant"] else "")
-    text = f"    {name}: {entry['dtype']} {entry['shape']}, {layout}, strides {entry['strides']}"
+    text = f"{name}: {entry['dtype']} {entry['shape']}, {layout}, strides {entry['strides']}"
     if entry["offset"]:
         text += f", storage offset {entry['offset']}"
-    return text + (f", values {entry['values']}" if held is None else f", values: {held}")
+    kind = "" if held is not None and entry["values"] in ("unit", "0") else f" {entry['values']}"
+    return f"{text}, values{kind}" + (f": {held}" if held is not None else "")
 
 
 def _why(diagnosis: Diagnosis) -> list[str]:
@@ -35,6 +38,34 @@ def _why(diagnosis: Diagnosis) -> list[str]:
     lines += [f"    {sentence}" for sentence in diagnosis.evidence]
     if unexplained:
         lines += [f"    not {sentence}" for sentence in diagnosis.ruled_out]
+    if diagnosis.cause in REMEDIES:
+        lines.append(f"  what to do: {REMEDIES[diagnosis.cause]}")
+    return lines
+
+
+def place(found: Mapping[str, Any] | None) -> list[str]:
+    """Where the wrong elements are, in a sentence and a picture; nothing of a single element."""
+    if found is None or found["total"] == 1:
+        return []
+    return [f"where: {found['where']}", *(f"  {line}" for line in drawing(found))]
+
+
+def larger_case(case: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """A second case beside a smallest one that is too small to show where it goes wrong."""
+    integers = {name: words for name, words in case.get("held", {}).items() if "." not in words}
+    shown = [f"{name}: {words}" for name, words in {**integers, **case.get("derived", {})}.items()]
+    return [f"a larger case: {_titled(case)}", *(f"  {line}" for line in [*place(found), *shown])]
+
+
+def inputs_of(case: Mapping[str, Any]) -> list[str]:
+    """The inputs of a case, a line each."""
+    held = case.get("held", {})
+    lines = [_tensor_line(k, entry, k in case["absent"], held.get(k)) for k, entry in case["inputs"].items()]
+    lines += [f"{key}: {words}" for key, words in case.get("derived", {}).items()]
+    lines += [f"{key} = {written(value)}" for key, value in case["drawn"].items()]
+    lines += [f"{key} = {words}" for key, words in case.get("constants", {}).items()]
+    if "multiprocessors" in case:
+        lines.append(f"on {case['multiprocessors']} multiprocessors, where the launcher queries them")
     return lines
 
 
@@ -47,8 +78,8 @@ def also_found(findings: Sequence[Mapping[str, Any]], behind: Sequence[str]) -> 
         lines.append(f"      {one['message']}")
         case = one["case"]
         if case is not None and not case.get("given"):
-            lines.append(f"      smallest case: {_dims(case)}, dtype {case['dtype']}, seed {case['seed']}")
-        if not one["allowed"]:
+            lines.append(f"      smallest case: {_titled(case)}")
+        if one["accept"] and not one["allowed"]:
             lines.append(f"      to accept it: {one['accept']}")
     if behind:
         lines.append("  failed too, but only in cases that the findings above had spoiled:")
@@ -56,8 +87,9 @@ def also_found(findings: Sequence[Mapping[str, Any]], behind: Sequence[str]) -> 
     return lines
 
 
-def _dims(case: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in case["dims"].items()) or "no dims"
+def _titled(case: Mapping[str, Any]) -> str:
+    dims = " ".join(f"{key}={value}" for key, value in case["dims"].items()) or "no dims"
+    return f"{dims}, dtype {case['dtype']}, seed {case['seed']}"
 
 
 def compose(
@@ -66,29 +98,19 @@ def compose(
     case: dict[str, Any] | None,
     *,
     diagnosis: Diagnosis | None = None,
-    where: str | None = None,
-    drawn: Sequence[str] = (),
+    where: Sequence[str] = (),
+    larger: Sequence[str] = (),
     command: str | None = None,
     script: str = "",
     trace: str = "",
     found_after: str = "",
 ) -> str:
     """The failure as a person reads it; lines that have nothing to say are left out."""
-    lines = [f"{name}: {verdict.check} failed", f"  {verdict.reason}"]
-    if where:
-        lines.append(f"  where: {where}")
-    lines += [f"    {line}" for line in drawn]
+    lines = [f"{name}: {verdict.check} failed", f"  {verdict.reason}", *(f"  {line}" for line in where)]
     if case is not None:
-        if case.get("given"):
-            lines.append("  called with:")
-        else:
-            lines.append(f"  smallest case: {_dims(case)}, dtype {case['dtype']}, seed {case['seed']}")
-        held = case.get("held", {})
-        lines += [_tensor_line(k, entry, k in case["absent"], held.get(k)) for k, entry in case["inputs"].items()]
-        lines += [f"    {key}: {words}" for key, words in case.get("derived", {}).items()]
-        lines += [f"    {key} = {written(value)}" for key, value in case["drawn"].items()]
-        if "multiprocessors" in case:
-            lines.append(f"    on {case['multiprocessors']} multiprocessors, where the launcher queries them")
+        title = "called with:" if case.get("given") else f"smallest case: {_titled(case)}"
+        lines += [f"  {title}", *(f"    {line}" for line in inputs_of(case))]
+    lines += [f"  {line}" for line in larger]
     if diagnosis is not None:
         lines += _why(diagnosis)
     if found_after:

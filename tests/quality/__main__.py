@@ -67,11 +67,11 @@ def main() -> int:
             )
             bad = [row for row in rows if row[-1]]
             wrong += len(bad)
-            caught = sum(row[3] == "yes" for row in rows)
+            wrong_ones, hazards = (sum(row[3] == level for row in rows) for level in ("wrong", "hazard"))
             classes = {plant.bug_class for plant in plants}
             print(
-                f"{len(plants)} bugs of {len(classes)} classes, {len(rows)} runs: {caught} caught, "
-                f"{len(bad)} with trouble, slowest {max(float(row[7]) for row in rows):.1f} s"
+                f"{len(plants)} bugs of {len(classes)} classes, {len(rows)} runs: {wrong_ones} wrong, "
+                f"{hazards} hazard, {len(bad)} with trouble, slowest {max(float(row[7]) for row in rows):.1f} s"
             )
             share = measure.share_of_right_causes(row[6] == "right" for row in rows)
             print(f"right cause: {share:.1%}")
@@ -84,13 +84,14 @@ def main() -> int:
             ]
             each = -(-options.honest // len(names))
             found: list[tuple[str, ...]] = _table(
-                ("kernel", "cases", "alarms", "s", ""),
-                (44, 6, 6, 6, 0),
+                ("kernel", "cases", "wrong", "hazard", "s", ""),
+                (44, 6, 6, 6, 6, 0),
                 pool.map(workers.honest_row, [(name, each, options.seed) for name in names]),
             )
-            alarms = sum(int(row[2]) for row in found)
+            alarms, hazards = (sum(int(row[column]) for row in found) for column in (2, 3))
             wrong += alarms
-            print(f"{len(names)} honest kernels, {sum(int(row[1]) for row in found)} cases: {alarms} alarms")
+            cases = sum(int(row[1]) for row in found)
+            print(f"{len(names)} honest kernels, {cases} cases: {alarms} wrong, {hazards} hazards")
     return 1 if wrong else 0
 
 

@@ -35,8 +35,8 @@ def plant_row(job: tuple[str, int]) -> tuple[str, ...]:
         finding.plant.bug_class,
         name,
         str(seed),
-        "no" if record.verdict != "fail" else "yes",
-        record.failed_check or "",
+        str(finding.worst["level"]) or "no",
+        str(finding.worst["check"]),
         finding.cause,
         "right" if finding.cause_is_right else "not " + "|".join(sorted(finding.plant.causes)),
         f"{record.seconds:.1f}",
@@ -52,4 +52,6 @@ def honest_row(job: tuple[str, int, int]) -> tuple[str, ...]:
     name, cases, seed = job
     alarms = measure.examine_honest(name, cases, seed)
     told = "; ".join((record.message or str(record.checks)).replace("\n", " | ") for record in alarms.accusations)
-    return (name, str(alarms.cases), str(len(alarms.accusations)), f"{alarms.seconds:.1f}", told)
+    told = "; ".join(filter(None, [told, *alarms.hazards]))
+    counts = (str(alarms.cases), str(len(alarms.accusations)), str(len(alarms.hazards)))
+    return (name, *counts, f"{alarms.seconds:.1f}", told)

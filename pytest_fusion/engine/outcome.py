@@ -155,8 +155,11 @@ def _with_failure(
 def _found(job: Job, tally: Tally, failure: Failure) -> str:
     """Where the failing case comes from."""
     if tally.pinned is not None:
-        if any(pin.path == tally.pinned and pin.recorded for pin in job.request.pinned):
+        pin = next((pin for pin in job.request.pinned if pin.path == tally.pinned), None)
+        if pin is not None and pin.recorded:
             return f"a recorded call fails, pinned in {tally.pinned}"
+        if pin is not None and pin.check not in ("", failure.verdict.check):
+            return f"pinned replay {tally.pinned} fails another check than the one it was pinned for, {pin.check}"
         return f"pinned replay {tally.pinned} fails again: a bug that was fixed is back"
     if failure.case in job.known:
         return "failed in an earlier run too, and was tried first"

@@ -16,12 +16,13 @@ from pytest_fusion.engine.profiles import PROFILES, Profile
 class Pinned:
     """A case from a folder ``fusion_replays``: its file as seen from where pytest was started, and where it failed.
 
-    A ``recorded`` one is a call that somebody made; nothing says that it ever failed.
+    ``check`` is the one that it failed; a ``recorded`` one is a call of a user, and nothing says that it ever failed.
     """
 
     path: str
     case: Case
     made: Mapping[str, Any] = field(default_factory=dict)
+    check: str = ""
     recorded: bool = False
 
 

@@ -113,7 +113,7 @@ def load(pin: Pin, spec: FusionSpec, shown: str) -> Pinned:
             f"{spec.name}: the pinned replay {shown} was written for another spec than today's: {wrong}. "
             + _REFRESH.format(path=shown)
         )
-    return Pinned(shown, replay.case, replay.made, replay.check == replays.RECORDED)
+    return Pinned(shown, replay.case, replay.made, replay.check, recorded=replay.check == replays.RECORDED)
 
 
 _REFRESH = (

@@ -56,6 +56,17 @@ def test_a_bug_that_comes_back_fails_by_its_pinned_case(where: str, project: Pro
     assert test["replay"] == f"{where}/large.json"
 
 
+def test_another_bug_of_a_pinned_case_is_not_the_one_that_was_fixed(project: Project) -> None:
+    """The file names the check that failed: a failure of another one is no bug that came back."""
+    project.write(LARGE_ONLY)
+    pin(project, check="bounds")
+
+    project.run().assert_outcomes(failed=1)
+
+    message = project.tests["test_function"]["message"]
+    assert "fails another check than the one it was pinned for, bounds" in message
+
+
 def test_a_pinned_case_that_passes_is_told_and_costs_no_budget(project: Project) -> None:
     """The user's number of cases stays that of the generated ones."""
     project.write(RIGHT)

@@ -160,7 +160,7 @@ def test_a_case_too_large_for_this_lane_is_told(project: Project) -> None:
 def test_a_crash_of_a_pinned_case_is_that_case(project: Project) -> None:
     """A pinned case that kills its process is not shrunk away from its file."""
     project.write("import os\n" + RIGHT.replace("return relu(x)", "return relu(x) if x.numel() < 2000 else os.abort()"))
-    pin(project)
+    pin(project, check="crash")
 
     result = project.run()
 

@@ -49,8 +49,7 @@ def allowed_layouts(spec: FusionSpec, name: str, inner: TensorSpec) -> list[tupl
     """The (kind, variant) pairs of an input, plainest first; never overlapping where the kernel writes."""
     ndim = BATCHED_NDIM if inner.shape.batch_names else len(inner.shape.terms)
     pairs = layouts.choices(inner.layouts, ndim)
-    written = name in spec.mutates or name in spec.clobbers
-    repeatable = not written and (inner.layouts != LAYOUTS or _may_repeat(inner.values))
+    repeatable = name not in spec.given_up and (inner.layouts != LAYOUTS or _may_repeat(inner.values))
     return [pair for pair in pairs if pair[0] != "expanded" or repeatable] or [("contiguous", 0)]
 
 

@@ -3,11 +3,13 @@
 On a stream of its own, behind a producer that is still busy, the kernel must not run before its inputs are there, and
 a consumer queued after the call must find its results. Whether that would show is tried too: a call on what lies there
 before the producer has to give another answer. With a second GPU, the call is made while that one is current. Last,
-two calls in a row are watched for operations that wait for the device; ``syncs=True`` declares them.
+two calls in a row are watched for operations that wait for the device, a hazard; ``syncs=True`` declares them.
 """
 
 from __future__ import annotations
 
+import inspect
+from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ from pytest_fusion.case import regimes
 from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.context import Context, rejection, tensors_of
 from pytest_fusion.checks.trial import Trial
-from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
+from pytest_fusion.checks.verdict import Verdict, failed, hazard, passed, unknown
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import Placed, place, rewrite, write
@@ -48,8 +50,8 @@ class _State:
     cases: int = 0
     proved: dict[str, None] = field(default_factory=dict)
     blind: bool = False
-    found: str = ""
-    steps: int = 0
+    # Of each finding that is shrunk, how many cases were asked.
+    steps: Counter[str] = field(default_factory=Counter)
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
@@ -66,9 +68,10 @@ def due(trial: Trial) -> bool:
     """The first thorough cases of ordinary values, one more in the end; every one where a finding is being shrunk."""
     context, case = trial.context, trial.result.case
     state = context.state(_State)
-    if state.found:
-        state.steps += 1
-        return state.steps <= _STEPS
+    sought = context.focus.sought or ""
+    if sought.startswith(NAME):
+        state.steps[sought] += 1
+        return state.steps[sought] <= _STEPS
     if not any(t.numel() for t in tensors_of(trial.logical).values()):
         return False
     if context.complete or context.focus.closing:
@@ -78,16 +81,15 @@ def due(trial: Trial) -> bool:
 
 
 def run(trial: Trial) -> Verdict:
-    """The first part that fails; `unknown` where one gave no evidence."""
+    """The first part that fails; `unknown` where one gave no evidence. A hazard is noted on the way."""
     state = trial.context.state(_State)
     state.cases += 1
     with trial.context.clock.phase(NAME):
         found = _Parts(trial, state).run()
-    if found is None:
-        blind = state.blind and "streams" not in state.proved
-        return unknown(NAME, _BLIND) if blind else passed(NAME, parts=list(state.proved))
-    state.found = str(found.cause)
-    return found
+    if found is not None:
+        return found
+    blind = state.blind and "streams" not in state.proved
+    return unknown(NAME, _BLIND) if blind else passed(NAME, parts=list(state.proved))
 
 
 _BLIND = (
@@ -114,15 +116,16 @@ class _Parts:
         self.trial, self.context, self.spec, self.state = trial, trial.context, trial.spec, state
 
     def run(self) -> Verdict | None:
-        """The first finding; while one is shrunk, its own part alone."""
+        """The first failure, hazards noted; while a finding is shrunk, its own part alone."""
         parts = {"wrong-stream": self.stream, "hidden-sync": self.waiting, "wrong-device": self.other_device}
-        last = "wrong-device"
+        last, sought = "wrong-device", (self.context.focus.sought or "").removeprefix(f"{NAME}:")
         for cause, part in parts.items():
             now = self.context.complete or self.context.focus.closing is (cause == last)
-            if self.state.found == cause or (not self.state.found and now):
-                found = part()
-                if found is not None:
-                    return found
+            found = part() if sought == cause or (sought not in parts and now) else None
+            if found is not None and found.failed:
+                return found
+            if found is not None:
+                self.trial.note(found)
         return None
 
     def place(self) -> Placed:
@@ -228,7 +231,7 @@ class _Parts:
             self.state.proved["waiting allowed by syncs=True"] = None
             return None
         placed = self.place()
-        seen: list[list[str]] = []
+        seen: list[list[streams.Wait]] = []
         for watched in (False, True, True):
             rewrite(placed, self.trial.logical)
             streams.settle(self.context.device)
@@ -242,16 +245,23 @@ class _Parts:
             noted, error = self.guarded(call)
             if error is not None:
                 return None
-            if isinstance(noted, streams.Waits):
-                seen.append(noted.found)
+            if noted is not None:
+                seen.append(noted)
         if not all(seen):
             self.state.proved["no waiting"] = None
             return None
-        return self.fail(
-            f"the call waits for the device at {seen[0][0]}, which stops the CPU until all queued work is done and "
-            "cannot be captured in a CUDA graph; declare syncs=True if it has to",
+        wait, own = seen[0][0], inspect.unwrap(getattr(self.spec.fused, "func", self.spec.fused))
+        code = getattr(own, "__code__", None)
+        glue = code is not None and (code.co_filename, code.co_firstlineno) == (wait.file, wait.begins)
+        whose = ", the function under test itself, not in what it calls: its callers need not wait" if glue else ""
+        return hazard(
+            NAME,
             "hidden-sync",
-            places=seen[0],
+            f"the call waits for the device at {wait}{whose}; it stops the CPU until all queued work is done and "
+            'cannot be captured in a CUDA graph; where it has to wait, declare allow={"hidden-sync": "reason"} or '
+            "syncs=True",
+            identity=f"{NAME}:hidden-sync",
+            places=[str(each) for each in seen[0]],
         )
 
 

@@ -101,7 +101,7 @@ class Trial:
         if note(verdict) or (verdict.failed and "aliasing" not in verdict.identity):
             return
         changes = placed.arena.changed()
-        if note(memory.check_inputs(changes, (*self.spec.mutates, *self.spec.clobbers))):
+        if note(memory.check_inputs(changes, self.spec.given_up)):
             return
         if note(memory.check_damage(first.damage)):
             return
@@ -202,8 +202,8 @@ class Trial:
 
     def read_only(self, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """The inputs whose memory stays the caller's: results may share memory that the kernel is allowed to write."""
-        given_up = {*self.spec.mutates, *self.spec.clobbers}
-        return {name: t for name, t in arguments.items() if isinstance(t, torch.Tensor) and name not in given_up}
+        given_up, tensors = self.spec.given_up, arguments.items()
+        return {name: t for name, t in tensors if isinstance(t, torch.Tensor) and name not in given_up}
 
     def returned(self, outputs: Outputs) -> dict[str, torch.Tensor]:
         """Outputs that the call returned, without inputs written in place, which are their own memory."""

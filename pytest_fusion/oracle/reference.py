@@ -194,7 +194,7 @@ def _forbid_exchanges(spec: FusionSpec, arguments: Mapping[str, Any], own: Mappi
 
 def _forbid_writes(spec: FusionSpec, logical: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     for name, value in logical.items():
-        if name in spec.mutates or name in spec.clobbers:
+        if name in spec.given_up:
             continue
         after = tensors_by_name(name, arguments[name])
         for inner, before in tensors_by_name(name, value).items():

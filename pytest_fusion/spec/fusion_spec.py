@@ -18,6 +18,9 @@ from pytest_fusion.spec.random_numbers import Rng, as_outputs, as_rng, completed
 from pytest_fusion.spec.values import ValueProfile
 from pytest_fusion.spec.wording import did_you_mean
 
+# In ``clobbers=``: backward may overwrite the upstream gradient.
+UPSTREAM = "grad_outputs"
+
 DEFAULT_DTYPES = ("float32", "float16", "bfloat16")
 
 _test_factory: list[Callable[[FusionSpec], Callable[..., None]]] = []
@@ -125,6 +128,16 @@ class FusionSpec:
         return {name: spec for name, spec in inner.items() if isinstance(spec, DerivedSpec)}
 
     @property
+    def given_up(self) -> tuple[str, ...]:
+        """The inputs that the kernel may write: those of ``mutates`` and ``clobbers``."""
+        return tuple(name for name in (*self.mutates, *self.clobbers) if name in self.inputs)
+
+    @property
+    def gives_up_upstream(self) -> bool:
+        """Whether backward may overwrite the upstream gradient."""
+        return UPSTREAM in self.clobbers and UPSTREAM not in self.inputs
+
+    @property
     def dim_names(self) -> tuple[str, ...]:
         """Every named size of a case, plain ones and batches, in order of appearance."""
         names: list[str] = []
@@ -184,8 +197,10 @@ class FusionSpec:
             )
 
     def _check_names(self) -> None:
-        for attribute in ("mutates", "clobbers"):
-            self._check_inputs_named(attribute, getattr(self, attribute))
+        self._check_inputs_named("mutates", self.mutates)
+        self._check_inputs_named("clobbers", self.clobbers, UPSTREAM)
+        if self.gives_up_upstream and not self.grad:
+            raise SpecError(f"{self.name}: clobbers={UPSTREAM!r} is about backward, and grad= is False; leave one out")
         if not isinstance(self.grad, bool):
             self._check_inputs_named("grad", self.grad)
             for name in self.grad:
@@ -196,10 +211,11 @@ class FusionSpec:
             if name not in self.tensors and name not in self.derived:
                 raise SpecError(f"{self.name}: mutates={name!r} names an input that is not a tensor")
 
-    def _check_inputs_named(self, keyword: str, names: Iterable[str]) -> None:
+    def _check_inputs_named(self, keyword: str, names: Iterable[str], *others: str) -> None:
+        known = (*self.inputs, *others)
         for name in names:
-            if name not in self.inputs:
-                raise SpecError(f"{self.name}: {keyword}={name!r} names no input{did_you_mean(name, self.inputs)}")
+            if name not in known:
+                raise SpecError(f"{self.name}: {keyword}={name!r} names no input{did_you_mean(name, known)}")
 
     def _check_dims(self) -> None:
         used: set[str] = set()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,10 +10,9 @@ from torch.autograd.function import once_differentiable
 
 from pytest_fusion import interpreter
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
-from pytest_fusion.checks.context import CaseResult, Context
-from pytest_fusion.checks.gradients import autograd
+from pytest_fusion.checks.context import CaseResult
 from pytest_fusion.run import saved_tensors
-from tests.checks.judged import concluded
+from tests.checks.judged import concluded, hazards, of_x
 from tests.sweeps import sweep
 
 interpreter.enable()
@@ -24,16 +22,6 @@ interpreted = pytest.mark.skipif(not interpreter.installed(), reason=str(interpr
 
 T = torch.Tensor
 CASES = [Case({"rows": 5, "hidden": 7}, "float32", {"x": TensorCase("float32")}, seed=seed) for seed in range(12)]
-
-
-def of_x(function: Any) -> Callable[[T], T]:
-    """By position: torch 2.11 takes no names in ``apply``."""
-
-    def fused(x: T) -> T:
-        result: T = function.apply(x)
-        return result
-
-    return fused
 
 
 def evidence(result: CaseResult) -> dict[str, Any]:
@@ -91,12 +79,13 @@ class Detached(Partial):
             return Partial.backward(ctx, *gradients)
 
 
-def test_a_second_derivative_that_lacks_a_term_fails(judge_one: Any) -> None:
+def test_a_second_derivative_that_lacks_a_term_is_a_hazard(judge_one: Any) -> None:
     """A number is returned and it is wrong: nobody would notice."""
-    failures = [judge_one(of_x(Partial), silu, grad=True, again=True, case=case).failure for case in CASES]
-    found = [failure for failure in failures if failure is not None]
-    assert {failure.identity for failure in found} == {"gradients:second:x"}
+    results = [judge_one(of_x(Partial), silu, grad=True, again=True, case=case) for case in CASES[:4]]
+    found = [hazard for result in results for hazard in hazards(result, "second-derivative")]
+    assert {hazard.identity for hazard in found} == {"gradients:second:x"}
     assert "once_differentiable" in found[0].reason
+    assert {result.failure for result in results} == {None}
 
 
 class Nowhere(Silu):
@@ -116,9 +105,9 @@ def stopped(x: T) -> T:
 @pytest.mark.parametrize(("fused", "told"), [(of_x(Nowhere), "is off by nan"), (stopped, "as by detach")])
 def test_a_second_derivative_is_no_number_or_torchs_own(judge_one: Any, fused: Any, told: str) -> None:
     """NaN is no small error, and who wrote no autograd.Function saved nothing."""
-    failures = [judge_one(fused, silu, grad=True, again=True, case=case).failure for case in CASES]
-    found = [failure for failure in failures if failure is not None]
-    assert {failure.identity for failure in found} == {"gradients:second:x"}
+    results = [judge_one(fused, silu, grad=True, again=True, case=case) for case in CASES]
+    found = [hazard for result in results for hazard in hazards(result, "second-derivative")]
+    assert {hazard.identity for hazard in found} == {"gradients:second:x"}
     assert told in found[0].reason
 
 
@@ -132,12 +121,27 @@ def test_a_second_derivative_is_right_or_refused(judge_one: Any, function: Any, 
     assert seen == {second, "not judged"}, "not judged where the upstream gradient is zero"
 
 
-@pytest.mark.slow
-def test_what_is_not_connected_is_noted(examine: Any) -> None:
-    """The report tells of gradients whose graph leads nowhere, and of nothing else."""
-    for function in (Detached, Silu, Refusing):
-        notes = examine(of_x(function), silu, grad=True).notes
-        assert any("create_graph" in note for note in notes) is (function is Detached)
+class Linear(Silu):
+    """``2 * x``, whose gradient depends on no input, by a kernel that autograd knows nothing of."""
+
+    @staticmethod
+    def forward(_: Any, x: T) -> T:  # type: ignore[override]
+        return 2 * x
+
+    @staticmethod
+    def backward(_: Any, *gradients: T) -> Any:  # type: ignore[override]
+        return 2 * gradients[0].detach()
+
+
+@pytest.mark.parametrize(
+    ("function", "reference"), [(Detached, silu), (Silu, silu), (Refusing, silu), (Linear, lambda x: 2 * x)]
+)
+def test_what_is_not_connected_is_a_hazard(judge_one: Any, function: Any, reference: Any) -> None:
+    """Gradients whose graph leads nowhere, where a derivative by an input would not be zero."""
+    results = [judge_one(of_x(function), reference, grad=True, again=True, case=case) for case in CASES[:3]]
+    found = [hazard for result in results for hazard in hazards(result, "second-derivative")]
+    assert {hazard.identity for hazard in found} == ({"gradients:second:missing"} if function is Detached else set())
+    assert all("not connected to x" in hazard.reason for hazard in found)
 
 
 def test_sixteen_bits_are_too_few_to_judge_a_second_derivative(judge_one: Any) -> None:
@@ -283,11 +287,6 @@ def test_saved_tensors_are_found_behind_other_nodes() -> None:
     assert saved_tensors.saved([x]) == {}
     y.sum().backward()
     assert saved_tensors.saved([y]) == {}, "freed"
-
-
-def test_notes_need_evidence() -> None:
-    """Of a test without gradients there is nothing to tell."""
-    assert autograd.notes(Context(None, torch.device("cpu"))) == []  # type: ignore[arg-type]
 
 
 @triton.jit

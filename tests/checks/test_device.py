@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,12 +12,17 @@ from typing import Any
 import pytest
 import torch
 
+from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.case.containers import map_tensors
 from pytest_fusion.checks import device_check as device
 from pytest_fusion.checks import registry
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import Context
 from pytest_fusion.run.stress import streams
+from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
 from pytest_fusion.spec.values import integers
+from tests.checks.judged import hazards
 
 T = torch.Tensor
 
@@ -26,7 +33,9 @@ class World:
     def __init__(self) -> None:
         self.pending: list[Callable[[], None]] = []
         self.current = "own"
-        self.waited: list[str] = []
+        self.waited: list[streams.Wait] = []
+        # The wait is in a line of the function under test.
+        self.glue = False
         self.busy = False
         # Calls of behind_producer whose stream shares a queue with the kernel's own, so that its launch waits.
         self.shared: set[int] = set()
@@ -40,7 +49,9 @@ class World:
 
     def wait(self) -> None:
         self.launch()
-        self.waited.append("kernel.py:7")
+        frame = sys._getframe(1 if self.glue else 0)
+        code = frame.f_code
+        self.waited.append(streams.Wait(code.co_filename, frame.f_lineno, code.co_name, code.co_firstlineno))
 
     def behind_producer(
         self, call: Any, arguments: Any, produce: Any, *, wait: bool = False, cycles: int = 1
@@ -68,18 +79,24 @@ class World:
         self.current = "own"
 
     @contextlib.contextmanager
-    def waits(self) -> Iterator[streams.Waits]:
-        seen = streams.Waits()
-        self.waited = []
+    def waits(self) -> Iterator[list[streams.Wait]]:
+        seen = self.waited = []
         yield seen
-        seen.found += self.waited
+
+
+WITHOUT = {"honesty": "these tests replace functions of the package"}
+
+
+def spec_of(fused: Callable[[T], T]) -> FusionSpec:
+    """Of a doubled float32 matrix."""
+    inputs = {"x": tensor("rows hidden")}
+    return FusionSpec(fused=fused, reference=doubled, inputs=inputs, dtypes="float32", without=WITHOUT)
 
 
 @pytest.fixture
 def examine(examine: Any) -> Any:
     """All checks but the one that finds what this file replaces."""
-    without = {"honesty": "these tests replace functions of the package"}
-    return lambda *args, **keywords: examine(*args, **{"without": without, **keywords})
+    return lambda *args, **keywords: examine(*args, **{"without": WITHOUT, **keywords})
 
 
 @pytest.fixture
@@ -175,11 +192,35 @@ def waiting(world: World) -> Any:
     return fused
 
 
-def test_a_hidden_wait_is_found_and_may_be_declared(examine: Any, world: World) -> None:
+@pytest.mark.parametrize("glue", [False, True])
+def test_a_hidden_wait_is_a_hazard_that_names_its_line(judge_one: Any, world: World, glue: bool) -> None:
+    """A line of the function under test is told from one of what it calls; what comes after is judged."""
+    world.glue = glue
+    result = judge_one(waiting(world), doubled, again=True, without=WITHOUT)
+    (hazard,) = hazards(result, "hidden-sync")
+    line = "`world.wait()` in fused, the function under test itself" if glue else "in wait;"
+    assert "waits for the device at test_device.py:" in hazard.reason
+    assert line in hazard.reason
+    assert 'allow={"hidden-sync": "reason"} or syncs=True' in hazard.reason
+    assert result.failure is None
+
+
+def test_a_wait_does_not_hide_another_device(judge_one: Any, world: World, second: None) -> None:
+    """Both are found on one case."""
+
+    def fused(x: T) -> T:
+        world.wait()
+        return x if world.current == "other" else x + x
+
+    focus = Context(spec_of(fused), torch.device("cpu"), complete=True)
+    result = judge_case(focus, Case({"rows": 5, "hidden": 7}, "float32", {"x": TensorCase("float32")}, seed=1))
+    assert hazards(result, "hidden-sync")
+    assert result.failure is not None
+    assert result.failure.cause == "wrong-device"
+
+
+def test_a_hidden_wait_may_be_declared(examine: Any, world: World) -> None:
     """With syncs=True nobody minds, and a call that waits for its inputs is in order with them."""
-    record = examine(waiting(world), doubled)
-    assert (record.failed_check, record.cause) == ("device", "hidden-sync"), record.message
-    assert "kernel.py:7" in record.message
     declared = examine(waiting(world), doubled, syncs=True)
     assert declared.verdict == "pass", declared.message
     assert declared.checks["device"]["reason"].startswith("streams, waiting allowed by syncs=True")
@@ -253,6 +294,21 @@ def test_without_a_gpu_it_is_unknown(examine: Any) -> None:
     assert record.checks["device"]["reason"].startswith("needs a GPU")
 
 
+HERE = "test_waits_gives_back_what_it_replaced"
+
+
+def test_a_warning_of_torch_is_placed_at_the_line_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other warnings are none, and how warnings are shown is as before."""
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda _: None)
+    shown = warnings.showwarning
+    with streams.waits() as seen:
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        warnings.warn("another one", stacklevel=1)
+    assert ["warnings.warn" in str(wait) for wait in seen] == [True]
+    assert warnings.showwarning is shown
+
+
 def test_waits_gives_back_what_it_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     """Explicit waits are noted and done, and torch's own functions are back afterwards, also after an error."""
     done: list[str] = []
@@ -264,7 +320,7 @@ def test_waits_gives_back_what_it_replaced(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(RuntimeError, match="planted"), streams.waits() as seen:  # noqa: PT012
         torch.cuda.synchronize()
         raise RuntimeError("planted")
-    assert seen.found == ["torch.cuda.synchronize()"]
+    assert [(wait.function, "synchronize()" in str(wait)) for wait in seen] == [(HERE, True)]
     assert (done, modes) == (["all"], ["warn", 0])
     assert torch.cuda.synchronize is mine
     assert torch.cuda.Event.synchronize is event

@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from pytest_fusion import SpecError, fused_equivalent, tensor
+from pytest_fusion.checks.gradients.backward import Attempt
 from pytest_fusion.checks.verdict import SECOND
 from pytest_fusion.report.record import TestRecord
+from tests.checks.judged import concluded, hazards
 
 T = torch.Tensor
 ONCE = {SECOND: "each graph is for one backward"}
@@ -40,12 +42,28 @@ def using_up(scale: float = 1.0) -> Callable[[T], T]:
     return fused
 
 
-def test_a_second_backward_that_is_wrong_says_how_to_leave_it_out(examine: Any) -> None:
-    """The message has the line for who means each graph for one backward."""
-    record: TestRecord = examine(using_up(), torch.tanh, grad=True, cases=30)
-    assert (record.failed_check, record.cause) == ("gradients", "mutates-input")
-    assert "a second backward through the retained graph gives another dx" in record.message
-    assert "without={'gradients:second': 'reason'}" in record.message
+def test_a_second_backward_that_is_wrong_says_how_to_leave_it_out(judge_one: Any) -> None:
+    """A hazard, with the line for who means each graph for one backward."""
+    result = judge_one(using_up(), torch.tanh, grad=True)
+    (hazard,) = hazards(result, "second-backward")
+    assert "a second backward through the retained graph gives another dx" in hazard.reason
+    assert "without={'gradients:second': 'reason'}" in hazard.reason
+    assert concluded(result, "gradients").status == "pass"
+    assert not hazards(judge_one(using_up(), torch.tanh, grad=True, without=ONCE), "second-backward")
+
+
+def test_a_second_backward_is_asked_until_it_is_wrong(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a test has the hazard, no further case looks for it."""
+    asked: list[bool] = []
+    original = Attempt.__init__
+
+    def init(self: Any, *args: Any, twice: bool = False, **keywords: Any) -> None:
+        asked.append(twice)
+        original(self, *args, twice=twice, **keywords)
+
+    monkeypatch.setattr(Attempt, "__init__", init)
+    examine(using_up(), torch.tanh, grad=True, cases=8, without={"honesty": "this test replaces a function"})
+    assert asked.count(True) == 1
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ BACKWARD: tuple[Plant, ...] = (
         ("mean-over-block", "A3", None, GRADIENTS, "tail-mask", [(1, 3)]),
         ("whole-strides-only", "B1", None, GRADIENTS | HOLES, "tail-mask unwritten-output", [(1, 1)]),
         ("sum-in-input-dtype", "D1", 86, GRADIENTS, "low-precision-accumulation", [(8, 4), (4, 8)]),
-        ("writes-upstream", "E2", 122, GRADIENTS, "mutates-input", [(1, 1)]),
+        ("writes-upstream", "E2", 122, GRADIENTS, "upstream-overwritten", [(1, 1)]),
         ("overwrites-scale", "E2", 125, GRADIENTS, "mutates-input cached-answer stale-memory", [(1, 1)]),
         ("frozen-weight", "E3", 126, RAISES, "raises", [(0, 0)]),
         ("one-short", "E3", 130, RAISES, "raises", [(0, 0)]),
@@ -55,7 +55,7 @@ BACKWARD: tuple[Plant, ...] = (
         # All heads store to the first one.
         ("first-head", "A3", 9, GRADIENTS | HOLES, "wrong-index-map unwritten-output racing-stores", [(1, 2, 1)]),
         # An expanded upstream gradient is one element that all programs read and write.
-        ("turns-in-place", "E2", 122, GRADIENTS | {"repeat"}, "mutates-input racing-load racing-stores",
+        ("turns-in-place", "E2", 122, GRADIENTS | {"repeat"}, "upstream-overwritten racing-load racing-stores",
          [(1, 1, 1), (2, 1, 1)]),
         ("raw-kernel", "E3", 129, GRADIENTS, "gradient-missing", [(0, 0, 0)]),
         ("turns-forward", "H1", None, GRADIENTS, "unexplained", [(1, 1, 1)]),

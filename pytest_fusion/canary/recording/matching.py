@@ -213,7 +213,7 @@ class _Matching:
             )
         if not strided.admits(shape, strides):
             raise UnmatchedError(f"{name!r} has the strides {strides}, by which elements overlap")
-        if strided.expanded(shape, strides) and name in (*self.spec.mutates, *self.spec.clobbers):
+        if strided.expanded(shape, strides) and name in self.spec.given_up:
             raise UnmatchedError(f"{name!r} is written, and its strides {strides} repeat elements")
         made = Layout(strided.stated(strides), offset)
         elements = geometry(shape, Layout()).storage

@@ -8,23 +8,22 @@ results.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from pytest_fusion.case import counter_random
 from pytest_fusion.checks import memory
-from pytest_fusion.checks.context import Context, call_placed, error_verdict, rejection
+from pytest_fusion.checks.context import call_placed, error_verdict, rejection
 from pytest_fusion.checks.gradients.backward import NAME, Attempt, connected, ended, named, prepared, wrong_results
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.checks.outputs import IN_PLACE, collect
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
-from pytest_fusion.checks.verdict import SECOND, Verdict, failed
+from pytest_fusion.checks.verdict import SECOND, Verdict, failed, hazard
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.reference import ReferenceFailed, copies, takes
 from pytest_fusion.run import saved_tensors
@@ -39,17 +38,16 @@ _MODES: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
 }
 # A second derivative that lacks a term is off by about its own size; one that has all its terms, in float32, by less
 # than a thousandth. The lanes know few of its operations, so nothing finer is judged.
-_WRONG, _PRECISE = 0.25, 0.01
+_WRONG, _PRECISE, _NOTHING = 0.25, 0.01, 1e-6
 
 Second = Literal["right", "refused", "missing", "wrong", "not judged"]
 
 
 @dataclass(slots=True)
 class _State:
-    """How many cases were examined, and what their second derivatives were."""
+    """How many cases were examined."""
 
     cases: int = 0
-    second: Counter[str] = field(default_factory=Counter)
 
 
 # What makes a second derivative wrong, by whether an ``autograd.Function`` is in the graph.
@@ -70,33 +68,21 @@ def due(trial: Trial, *, always: bool) -> bool:
     return always or context.complete or (trial.thorough and context.state(_State).cases < most)
 
 
-def examined(trial: Trial, upstream: Upstream, first: Attempt) -> tuple[Verdict | None, dict[str, Any]]:
-    """The first broken promise, and what was seen of the others. ``first`` has shown right gradients."""
+def examined(trial: Trial, upstream: Upstream, first: Attempt, seen: dict[str, Any]) -> Iterator[Verdict]:
+    """The broken promises; ``seen`` gets what came of the others. ``first`` has shown right gradients."""
     trial.context.state(_State).cases += 1
-    evidence: dict[str, Any] = {}
     for mode in _MODES:
-        verdict, bits = _under(mode, trial, upstream)
+        verdict, seen[mode] = _under(mode, trial, upstream)
         if verdict is not None:
-            return verdict, evidence
-        evidence[mode] = bits
-    verdict = _second_branch(trial, upstream, first)
-    if verdict is not None:
-        return verdict, evidence
-    second: Second = "not judged"
+            yield verdict
+    if (verdict := _second_branch(trial, upstream, first)) is not None:
+        yield verdict
+    seen["second_derivative"] = "not judged"
     used_up = first.backward is not None and first.backward.saved and not trial.context.on(SECOND)
     if not used_up:  # a second derivative goes through the graph of the first one again
-        verdict, second = _second_derivative(trial, upstream)
-    trial.context.state(_State).second[second] += 1
-    return verdict, {**evidence, "second_derivative": second}
-
-
-def notes(context: Context) -> list[str]:
-    """Notes for the report on second derivatives that are not computed."""
-    second = context.state(_State).second
-    if second["right"] or not second["missing"]:
-        return []
-    text = "with create_graph=True backward returns gradients that are not connected to some input: a penalty on them "
-    return [text + "trains nothing there; torch.autograd.function.once_differentiable makes that an error"]
+        verdict, seen["second_derivative"] = _second_derivative(trial, upstream)
+        if verdict is not None:
+            yield verdict
 
 
 def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None, str]:
@@ -127,7 +113,7 @@ def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None,
         memory.check_damage(outcome.damage),
         memory.check_inputs(
             placed.arena.changed(),
-            (*spec.mutates, *spec.clobbers),
+            spec.given_up,
             lambda _: memory.Call(mode, f"{when}, with inputs that require grad, the kernel"),
         ),
     ):
@@ -299,10 +285,10 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
     if outcome.error is not None:
         return None, "refused"
     try:
-        right = upstream.second({name: of[name] for name in differentiated})
+        right = upstream.second({name: of[name] for name in differentiated or of})
     except (ReferenceFailed, NoGraph):
         return None, "not judged"
-    return _judged_second(found, right, differentiated, _OWN if own else _TORCHS)
+    return _judged_second(found, right, _OWN if own else _TORCHS)
 
 
 def _may_be_judged(trial: Trial, upstream: Upstream) -> bool:
@@ -313,27 +299,37 @@ def _may_be_judged(trial: Trial, upstream: Upstream) -> bool:
 
 
 def _judged_second(
-    found: Mapping[str, torch.Tensor | None], right: Mapping[str, OutputLanes], differentiated: list[str], likely: str
+    found: Mapping[str, torch.Tensor | None], right: Mapping[str, OutputLanes], likely: str
 ) -> tuple[Verdict | None, Second]:
-    missing = not differentiated
+    missing = ""
     for name, lanes in right.items():
         exact = lanes.oracle.double()
         size = float(exact.norm())
         got = found.get(name)
         if got is None:
-            missing |= size > 0
+            missing = missing or (name if size > _NOTHING else "")
             continue
         if not float((lanes.native.double() - exact).norm()) <= _PRECISE * size < float("inf"):
             continue
         off = float((got.detach().double() - exact).norm()) if got.shape == exact.shape else float("inf")
         # Where the right one is zero, a term that does not belong there has the size of the others.
         if not off <= _WRONG * max(size, 1.0 if size == 0 else 0.0):
-            return failed(
+            return hazard(
                 NAME,
+                "second-derivative",
                 f"the second derivative by {name} is off by {off:.3g}, of a right one of norm {size:.3g}: with "
                 f"create_graph=True backward gives a graph {likely}",
                 identity=f"gradients:second:{name}",
                 second_derivative="wrong",
                 input=name,
             ), "wrong"
-    return None, "missing" if missing else "right"
+    if not missing:
+        return None, "right"
+    return hazard(
+        NAME,
+        "second-derivative",
+        f"with create_graph=True backward returns gradients that are not connected to {missing}: a penalty on them "
+        "trains nothing there; torch.autograd.function.once_differentiable makes that an error",
+        identity="gradients:second:missing",
+        second_derivative="missing",
+    ), "missing"

@@ -26,6 +26,8 @@ _LARGEST_RATIO = 2.0**31
 _ONE, _OTHER = 1.0, 3.0
 # Roundings are far below this share of the largest element, another element's value is of its size.
 _FAR = 0.02
+# Outputs that are asked about one by one: a forward and a backward of kernel and reference each.
+_MOST_OUTPUTS = 4
 # A gradient of less than this share of the case's own has cancelled.
 _TELLING = 0.01
 # An error of a larger share, where the upstream gradient is threes, is of no rounding, which takes a bfloat16 1/256.
@@ -42,14 +44,21 @@ Right = Callable[[Attempt, Upstream], bool | None]
 def explained(trial: Trial, upstream: Upstream, first: Attempt, verdict: Verdict, right: Right) -> Verdict:
     """The same failure with its cause, where one of these experiments shows it.
 
-    Are elements of the gradient as fresh memory was? Does it change with what fresh memory holds? Is it right with a
-    contiguous upstream gradient? With one of ones, or of equal numbers?
+    Is it right with a contiguous upstream gradient? With one of each output alone? Are elements of the gradient as
+    fresh memory was? Does it change with what fresh memory holds? Is it right with an upstream gradient of ones, or of
+    equal numbers?
     """
-    if verdict.identity.startswith(("gradients:missing", "gradients:extra", "gradients:structure")):
+    if verdict.identity.startswith(("gradients:extra", "gradients:structure")):
         return verdict
     # What only a statistic shows may be hidden by other upstream gradients, and be there all the same.
     gross = not verdict.statistical
     found = _of_layout(trial, upstream, right) if gross else None
+    if gross and found is None and (of_one := _of_outputs(trial, upstream, verdict.output, right)) is not None:
+        cause, sentence = of_one
+        found = None if cause is None else (cause, sentence)
+        verdict = verdict if found else replace(verdict, reason=f"{verdict.reason}; {sentence}")
+    if found is None and verdict.identity.startswith("gradients:missing"):
+        return verdict
     found = found or _of_memory(trial, upstream, first, verdict.output)
     # A rounding is right as well where nothing cancels, as among equal numbers.
     if found is None and gross and _is_far_off(trial):
@@ -123,6 +132,29 @@ def _of_layout(trial: Trial, upstream: Upstream, right: Right) -> tuple[str, str
         return None
     listed = ", ".join(sorted(kinds))
     return "gradient-layout", f"it is right when the upstream gradient is contiguous, here it is {listed}"
+
+
+def _of_outputs(trial: Trial, upstream: Upstream, name: str, right: Right) -> tuple[str | None, str] | None:
+    """A sentence where gradients are wrong for one of several outputs alone; a cause where that sends nothing back."""
+    if not 1 < len(upstream.able) <= _MOST_OUTPUTS:
+        return None
+    wrong: list[tuple[str, bool]] = []
+    others = False
+    for output in upstream.able:
+        alone = upstream.alone(output)
+        attempt = Attempt(trial, alone, FILLS[0])
+        if right(attempt, alone):
+            others |= _largest(alone.native.get(name.removeprefix("d"))) > 0
+        elif attempt.backward is not None:
+            exact = _exact(alone, name.removeprefix("d"))
+            wrong.append((output, not _largest(attempt.named().get(name)) and _largest(exact) > 0))
+    if len(wrong) != 1 or not others:
+        return None
+    output, lost = wrong[0]
+    sentence = f"it is wrong only where {output} has an upstream gradient"
+    if not lost:
+        return None, sentence
+    return "lost-output-gradient", f"{sentence}, and 0 where nothing else has one: what flows back from it is lost"
 
 
 def _of_upstream(trial: Trial, upstream: Upstream, name: str, right: Right) -> tuple[str, str] | None:

@@ -25,6 +25,7 @@ _LAYOUTS = ("contiguous", "transposed", "step", "padded", "unflattenable")
 _SHARE_OF_ROWS = 0.6
 # What most callers send; the fast path of a backward asks for it beside plain inputs.
 _PLAIN_OF, _PLAIN_IN = 2, 5
+_WORDS = {"expanded": "of strides 0, one repeated number", "zero": "zeros", "zero-rows": "random, some rows 0"}
 # A slice begins somewhere: with the gradient of a concatenation, in the middle of the whole one.
 _OFFSETS = (0, 0, 0, 1, 3)
 # Of several outputs, one alone has an upstream gradient in one case of so many.
@@ -57,6 +58,9 @@ class Upstream:
     present: list[str] = field(default_factory=list)
     native: dict[str, torch.Tensor] = field(default_factory=dict)
     numbers: frozenset[float] = frozenset()
+    # All outputs that autograd can differentiate, and the one that alone gets a gradient, where it is chosen.
+    able: list[str] = field(default_factory=list)
+    only: str = ""
 
     @classmethod
     def of(cls, trial: Trial, wanted: Sequence[str]) -> Upstream:
@@ -114,6 +118,20 @@ class Upstream:
         plan = geometry(tuple(self.upstream[name].shape), self.layout[name])
         return {"strides": list(plan.strides), "offset": plan.offset, "storage": plan.storage}
 
+    def words(self) -> str:
+        """Kind, outputs and layouts, as in "random, of out (transposed)"."""
+        kind = _WORDS.get(self.kind, self.kind)
+        if self.kind == "expanded":
+            kind += "".join(f" {t.reshape(-1)[0]:.4g}" for n in self.used[:1] if (t := self.upstream[n]).numel())
+        places = {n: (self.layout[n].kind, self.layout[n].offset) for n in self.used}
+        laid = [f"{n} ({kind}{f', offset {offset}' if offset else ''})" for n, (kind, offset) in places.items()]
+        alone = " alone" if len(self.used) == 1 < len(self.able) else ""
+        return f"{kind}, of {', '.join(laid)}{alone}"
+
+    def alone(self, output: str) -> Upstream:
+        """The same of one output, and none of the others."""
+        return replace(self, only=output, used=[output])
+
     def constant(self, value: float) -> Upstream:
         """The same with upstream gradients that are ``value`` everywhere, contiguous; its lanes are its own."""
         same = {name: torch.full_like(t, value).contiguous() for name, t in self.upstream.items()}
@@ -170,7 +188,8 @@ class Upstream:
             raise ReferenceFailed(f"{type(error).__name__}: {error}") from error
         if not outputs:
             raise NoGraph
-        self.used = self._part(list(outputs))
+        self.able = list(outputs)
+        self.used = [self.only] if self.only else self._part(self.able)
         return arguments, outputs
 
     def _part(self, outputs: list[str]) -> list[str]:

@@ -27,7 +27,7 @@ def _wanted(spec: FusionSpec, masks: Masks, mask: Mask) -> list[str]:
     return [
         name
         for name, t in able.items()
-        if name not in (*spec.mutates, *spec.clobbers) and (masks.rng.dims is not None or t.shape == mask.keep.shape)
+        if name not in spec.given_up and (masks.rng.dims is not None or t.shape == mask.keep.shape)
     ]
 
 

@@ -177,7 +177,7 @@ def _failure(spec: FusionSpec, case: Case, verdict: Verdict) -> dict[str, Any]:
         "laid": dict(evidence.get("upstream_strides") or {}),
         "seeds": {n: counter_random.mix(case.seed, "upstream", n) >> 1 for n in evidence.get("layouts") or {}},
         "mutates": list(spec.mutates),
-        "may_change": [*spec.mutates, *spec.clobbers],
+        "may_change": list(spec.given_up),
         "varies": spec.deterministic is not True,
         "beyond": _beyond(verdict, by),
     }

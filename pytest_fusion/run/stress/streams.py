@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
@@ -22,6 +24,7 @@ CYCLES = 1 << 26
 # About 10 ms at 2 GHz: far longer than the copy of a result on the caller's stream takes to be made.
 _DELAY_CYCLES = 20_000_000
 _SYNCHRONISING = "called a synchronizing CUDA operation"
+_FOREIGN = frozenset({"torch", "triton", "pytest_fusion", "warnings"})
 
 
 @dataclass(slots=True)
@@ -116,42 +119,61 @@ def delayed(device: torch.device) -> Iterator[None]:
         yield
 
 
-@dataclass(slots=True)
-class Waits:
-    """Where the call waited for the device: ``file.py:line`` and the operation's words, in order."""
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A line that waits for the device, and the function that it is in, which begins at line ``begins``."""
 
-    found: list[str] = field(default_factory=list)
+    file: str
+    line: int
+    function: str
+    begins: int
+
+    @classmethod
+    def of_caller(cls) -> Wait:
+        """The innermost line that is neither torch's, Triton's nor this package's."""
+        frame = sys._getframe(1)
+        while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _FOREIGN:
+            frame = frame.f_back
+        code = frame.f_code
+        return cls(code.co_filename, frame.f_lineno, code.co_name, code.co_firstlineno)
+
+    def __str__(self) -> str:
+        source = linecache.getline(self.file, self.line).strip()
+        return f"{PurePath(self.file).name}:{self.line}, `{source}` in {self.function}"
 
 
 @contextlib.contextmanager
-def waits() -> Iterator[Waits]:
-    """Record where the body waits for the device.
+def waits() -> Iterator[list[Wait]]:
+    """Lists the lines at which the body waits for the device.
 
     ``torch.cuda.set_sync_debug_mode`` warns of synchronising operations. It does not know explicit calls of
     ``torch.cuda.synchronize`` and of an event's ``synchronize``, so these are replaced for as long as it lasts.
     """
-    seen = Waits()
+    seen: list[Wait] = []
     synchronize, of_event = torch.cuda.synchronize, torch.cuda.Event.synchronize
 
     def all_streams(device: Any = None) -> None:
-        seen.found.append("torch.cuda.synchronize()")
+        seen.append(Wait.of_caller())
         synchronize(device)
 
     def event(self: Any) -> None:
-        seen.found.append("torch.cuda.Event.synchronize()")
+        seen.append(Wait.of_caller())
         of_event(self)
 
+    def warned(message: Warning | str, *_: Any, **__: Any) -> None:
+        if _SYNCHRONISING in str(message):
+            seen.append(Wait.of_caller())
+
     before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings():
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
-            with holding(torch.cuda, synchronize=all_streams), holding(torch.cuda.Event, synchronize=event):
+            with (
+                holding(torch.cuda, synchronize=all_streams),
+                holding(torch.cuda.Event, synchronize=event),
+                holding(warnings, showwarning=warned),
+            ):
                 yield seen
         finally:
             torch.cuda.set_sync_debug_mode(before)
-            seen.found += [
-                f"{PurePath(warning.filename).name}:{warning.lineno}"
-                for warning in caught
-                if _SYNCHRONISING in str(warning.message)
-            ]

@@ -1,0 +1,87 @@
+"""Gradients of one backward against the reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pytest_fusion.checks import values_check
+from pytest_fusion.checks.evidence import WrongGradient
+from pytest_fusion.checks.gradients import blame
+from pytest_fusion.checks.gradients.backward import NAME, Attempt, Backward
+from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.checks.verdict import Verdict, failed
+from pytest_fusion.oracle import OutputLanes
+from pytest_fusion.oracle.reference import FEW_LANES, MANY_LANES, ReferenceFailed
+
+
+def compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[str, OutputLanes]) -> Iterator[Verdict]:
+    """The failure of every gradient that is not the reference's."""
+
+    def wrong(reason: str, slug: str, **more: Any) -> Verdict:
+        return failed(NAME, f"{reason}; the upstream gradient is {upstream.words()}", identity=f"{NAME}:{slug}", **more)
+
+    for name in upstream.wanted:
+        got = backward.gradients[name]
+        if name not in few:
+            if got is not None and bool((got != 0).any()):
+                trial.result.differs = (f"d{name}", got.detach() != 0)
+                yield wrong(f"{name} has a gradient though no output of the reference depends on it", f"extra:{name}")
+            continue
+        native = upstream.native[name]
+        if got is None:
+            if bool((native != 0).any()):
+                yield wrong(
+                    f"no gradient came back for {name}, whose reference gradient is not zero",
+                    f"missing:{name}",
+                    cause="gradient-missing",
+                    output=f"d{name}",
+                )
+            continue
+        if got.shape != native.shape or got.dtype != native.dtype:
+            ours, theirs = (f"{tuple(t.shape)} {t.dtype}" for t in (got, native))
+            yield wrong(f"the gradient of {name} is {ours}, the reference's {theirs}", f"structure:{name}")
+            continue
+        with trial.context.clock.phase("judge"):
+            judged = values_check.judge_one(
+                got.detach(),
+                native,
+                few[name],
+                lambda name=name: upstream.lanes(MANY_LANES)[name],  # type: ignore[misc]
+                trial.spec.tolerance,
+                wide=(lambda name=name: upstream.lanes(MANY_LANES, "F")[name]) if trial.narrow else None,  # type: ignore[misc]
+            )
+        if not judged.ok:
+            trial.result.evidence = (f"d{name}", got.detach(), judged.by or native)
+            yield wrong(
+                f"gradient of {name}: {judged.reason}",
+                f"{name}:{'nonfinite' if judged.statistic == 'nonfinite' else 'finite'}",
+                statistical=judged.statistical,
+                output=f"d{name}",
+                evidence=WrongGradient(
+                    deviation=values_check.deviation(judged),
+                    upstream=upstream.kind,
+                    layouts={used: upstream.layout[used].kind for used in upstream.used},
+                    upstream_strides={used: upstream.strides(used) for used in upstream.used},
+                    wanted=list(upstream.wanted),
+                    ratio_to_right=blame.constant_ratio(got, few[name].oracle),
+                ),
+            )
+
+
+def judging(trial: Trial) -> blame.Right:
+    """Whether an attempt's gradients are right, for upstream gradients that may be others than the case's."""
+
+    def right(attempt: Attempt, upstream: Upstream) -> bool | None:
+        if attempt.backward is None or attempt.ended() is not None:
+            return None
+        evidence, differs = trial.result.evidence, trial.result.differs
+        try:
+            return next(compare(trial, upstream, attempt.backward, upstream.lanes(FEW_LANES)), None) is None
+        except (NoGraph, ReferenceFailed):
+            return None
+        finally:
+            trial.result.evidence, trial.result.differs = evidence, differs
+
+    return right

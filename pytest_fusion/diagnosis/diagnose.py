@@ -44,6 +44,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     zeros.zeros,
     extents.tail,
     ends.last_index,
+    unread.lost,
     unread.unread,
     indices.moved,
     indices.misread,

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion import SpecError, fused_equivalent, tensor
-from pytest_fusion.checks.gradients.backward import Attempt
+from pytest_fusion import FusionSpec, SpecError, fused_equivalent, tensor
+from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.context import Context, Focus
 from pytest_fusion.checks.verdict import SECOND
 from pytest_fusion.report.record import TestRecord
-from tests.checks.judged import concluded, hazards
+from tests.checks.judged import concluded, hazards, plain_cases
 
 T = torch.Tensor
 ONCE = {SECOND: "each graph is for one backward"}
@@ -52,18 +53,15 @@ def test_a_second_backward_that_is_wrong_says_how_to_leave_it_out(judge_one: Any
     assert not hazards(judge_one(using_up(), torch.tanh, grad=True, without=ONCE), "second-backward")
 
 
-def test_a_second_backward_is_asked_until_it_is_wrong(examine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once a test has the hazard, no further case looks for it."""
-    asked: list[bool] = []
-    original = Attempt.__init__
-
-    def init(self: Any, *args: Any, twice: bool = False, **keywords: Any) -> None:
-        asked.append(twice)
-        original(self, *args, twice=twice, **keywords)
-
-    monkeypatch.setattr(Attempt, "__init__", init)
-    examine(using_up(), torch.tanh, grad=True, cases=8, without={"honesty": "this test replaces a function"})
-    assert asked.count(True) == 1
+@pytest.mark.parametrize(("sought", "found"), [(None, 0), ("gradients:again:dx", 1), ("gradients:second:x", 0)])
+def test_a_second_backward_is_asked_until_it_is_wrong(sought: str | None, found: int) -> None:
+    """Once a test has the hazard, a case looks for it where it is shrunk, alone."""
+    inputs = {"x": tensor("rows hidden")}
+    spec = FusionSpec(fused=using_up(), reference=torch.tanh, inputs=inputs, dtypes="float32", grad=True)
+    focus = Focus(known=frozenset({"gradients:again:dx"}), sought=sought)
+    result = judge_case(Context(spec, torch.device("cpu"), complete=True, focus=focus), plain_cases(1)[0])
+    assert len(hazards(result, "second-backward")) == found
+    assert concluded(result, "gradients").status == "pass"
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -49,13 +48,9 @@ _ALL_BUT_ONE = 2
 _ENUMERATED = 6
 # The identity of a gradient that is wrong in the first backward already: most of what is shrunk.
 _WRONG = re.compile(r"gradients:\w+:(?:non)?finite")
-
-
-@dataclass(slots=True)
-class _State:
-    """The hazards that the test has shown so far."""
-
-    hazards: set[str] = field(default_factory=set)
+# How identities of what further backwards show begin.
+_UPSTREAM, _SECOND, _AGAIN = "gradients:upstream", "gradients:second", ("gradients:again", "gradients:overwritten")
+_FURTHER = (_UPSTREAM, _SECOND, *_AGAIN, sliced_gradients.NAME)
 
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
@@ -135,10 +130,10 @@ def run(trial: Trial) -> Verdict:
     seen: dict[str, Any] = {}
     for verdict in _found(trial, upstream, first, few, seen):
         # What `invariance` has to say of a case that does not fail it is noted too.
-        if verdict.failed or (verdict.status == "pass" and verdict.check == NAME):
+        ends = verdict.failed or (verdict.status == "pass" and verdict.check == NAME)
+        if ends and verdict.identity not in trial.result.known:
             return verdict
         trial.note(verdict)
-        trial.context.state(_State).hazards.add(verdict.code)
     return passed(NAME, upstream=upstream.kind, wanted=upstream.wanted, **seen)
 
 
@@ -146,30 +141,33 @@ def _found(
     trial: Trial, upstream: Upstream, first: Attempt, few: Mapping[str, OutputLanes], seen: dict[str, Any]
 ) -> Iterator[Verdict]:
     """Every failure and hazard; ``seen`` gets what the promises of autograd came to."""
+    known = trial.result.known
     if (verdict := first.ended()) is not None:
-        yield blame.of_access(trial, upstream, verdict, judging(trial))
-        return
+        yield verdict if verdict.identity in known else blame.of_access(trial, upstream, verdict, judging(trial))
+        if first.backward is None or verdict.check != "inputs":
+            return  # what else is wrong may come of it
     if (verdict := _forward(trial, first)) is not None:
         yield verdict
     assert first.backward is not None
     right = True
     for verdict in compare(trial, upstream, first.backward, few):
         right = False
-        yield blame.explained(trial, upstream, first, verdict, judging(trial))
+        told = verdict.identity in known
+        yield verdict if told else blame.explained(trial, upstream, first, verdict, judging(trial))
     yield from _left_alone(trial, first.backward)
-    sought = trial.context.focus.sought or ""
-    if sought.startswith(sliced_gradients.NAME):
-        yield from _in_company(trial, upstream, first)
     # Six further backwards would run on every case that is too small to show the failure that is sought.
-    elif right and not _WRONG.fullmatch(sought):
-        yield from _further(trial, upstream, first, seen, always=bool(sought))
+    if right and not _WRONG.fullmatch(trial.context.focus.sought or ""):
+        yield from _further(trial, upstream, first, seen)
 
 
-def _further(
-    trial: Trial, upstream: Upstream, first: Attempt, seen: dict[str, Any], *, always: bool
-) -> Iterator[Verdict]:
-    """What further backwards show. ``first`` was right; ``always``: the case is run for one of them."""
-    if _new_hazard(trial, "upstream-overwritten"):
+def _further(trial: Trial, upstream: Upstream, first: Attempt, seen: dict[str, Any]) -> Iterator[Verdict]:
+    """What further backwards show, each step unless the finding of another one is sought. ``first`` was right."""
+    sought, known = trial.context.focus.sought, trial.result.known
+
+    def due(*own: str) -> bool:
+        return not (sought or "").startswith(_FURTHER) or (sought or "").startswith(own)
+
+    if due(_UPSTREAM) and (sought or not any(each.startswith(_UPSTREAM) for each in known)):
         yield from filter(None, [further.upstream_overwritten(trial, upstream, first)])
     turn = _in_turn(trial, upstream)
     if first.backward is not None and first.backward.saved and not turn and _second_due(trial, upstream):
@@ -177,10 +175,11 @@ def _further(
         first, turn = Attempt(trial, upstream, FILLS[0], twice=True), True
         if (verdict := first.ended()) is not None:
             yield verdict
-    if turn:
+    if turn and due(*_AGAIN):
         yield from further.repeated(trial, upstream, first)
-    yield from filter(None, [further.in_other_order(trial, upstream, first, always=always)])
-    if not _once(trial, upstream) and autograd.due(trial, always=always):
+    if due():
+        yield from filter(None, [further.in_other_order(trial, upstream, first, always=sought is not None)])
+    if due(_SECOND) and not _once(trial, upstream) and autograd.due(trial, always=sought is not None):
         yield from autograd.examined(trial, upstream, first, seen)
     yield from _in_company(trial, upstream, first)
 
@@ -196,14 +195,9 @@ def _in_turn(trial: Trial, upstream: Upstream) -> bool:
 
 
 def _second_due(trial: Trial, upstream: Upstream) -> bool:
-    """Whether a second backward through a retained graph has to be right, and has not been seen to be wrong yet."""
-    return not _once(trial, upstream) and trial.context.on(SECOND) and _new_hazard(trial, "second-backward")
-
-
-def _new_hazard(trial: Trial, code: str) -> bool:
-    """Whether a hazard is new: one that the test has is looked for again where a finding is shrunk, alone."""
-    context = trial.context
-    return context.focus.sought is not None or code not in context.state(_State).hazards
+    """Whether a second backward through a retained graph has to be right, and is not known to be wrong already."""
+    seen = trial.context.focus.sought is None and any(each.startswith(_AGAIN) for each in trial.result.known)
+    return not (seen or _once(trial, upstream)) and trial.context.on(SECOND)
 
 
 def _forward(trial: Trial, attempt: Attempt) -> Verdict | None:

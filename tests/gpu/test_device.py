@@ -93,7 +93,7 @@ def test_ignores_the_device(x):
 
 
 def test_streams_and_waits(pytester: pytest.Pytester) -> None:
-    """Planted bugs fail `device` with their cause, right kernels pass it with streams proved."""
+    """Planted bugs fail `device` with their cause, waits are hazards, right kernels pass it with streams proved."""
     pytester.makepyfile(_TESTS)
     pytester.runpytest_subprocess("--fusion-device=cuda", "--fusion-json=out.json")
 
@@ -104,12 +104,21 @@ def test_streams_and_waits(pytester: pytest.Pytester) -> None:
         "default_stream": "wrong-stream",
         "own_stream": "late-work",
         "own_stream_in_order": None,
-        "waits": "hidden-sync",
-        "synchronizes": "hidden-sync",
+        "waits": None,
+        "synchronizes": None,
         "waits_and_says_so": None,
         "ignores_the_device": "wrong-device" if torch.cuda.device_count() > 1 else None,
     }
     assert {name: test["cause"] for name, test in found.items()} == expected
+    lines = {
+        "waits": "`if x.numel() and out.flatten()[0].item() > 1e38:`",
+        "synchronizes": "`torch.cuda.synchronize()`",
+    }
+    for name, test in found.items():
+        hazards = [finding for finding in test["findings"] if finding["code"] == "hidden-sync"]
+        assert len(hazards) == (name in lines), name
+        for hazard in hazards:
+            assert f"{lines[name]} in test_{name}, the function under test itself" in hazard["message"]
     for name in ("right", "own_stream_in_order"):
         assert found[name]["checks"]["device"]["verdict"] == "pass"
         assert found[name]["checks"]["device"]["reason"].startswith("streams")

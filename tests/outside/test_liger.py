@@ -1,4 +1,4 @@
-"""Kernels of other people, unmodified: eight of Liger-Kernel 0.8.5, forward, in float32, float16 and bfloat16.
+"""Kernels of other people, unmodified: nine of Liger-Kernel 0.8.5, seven with gradients, in three dtypes.
 
 Each reference is plain torch written in Liger's own casting convention, read from its source: where a kernel rounds to
 the input's dtype half way, so does the reference. Where Liger documents or enforces a limit, the spec says so with its
@@ -20,6 +20,7 @@ from pytest_fusion.spec.dims import Dim
 pytest.importorskip("liger_kernel")
 
 from liger_kernel.ops.cross_entropy import LigerCrossEntropyFunction
+from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction
 from liger_kernel.ops.geglu import LigerGELUMulFunction
 from liger_kernel.ops.layer_norm import LigerLayerNormFunction
 from liger_kernel.ops.llama4_rope import LigerLlama4RopeFunction
@@ -42,7 +43,11 @@ def rms_norm_llama(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
 
 @pytest.mark.slow
 @fused_equivalent(
-    rms_norm_llama, inputs={"x": tensor("*batch n"), "weight": tensor("n"), "eps": EPS}, dims={"n": COLUMNS}
+    rms_norm_llama,
+    inputs={"x": tensor("*batch n"), "weight": tensor("n"), "eps": EPS},
+    dims={"n": COLUMNS},
+    grad=True,
+    clobbers="grad_outputs",  # in_place=True, its default, stores the gradient of x there
 )
 def test_rms_norm_llama(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
     """Liger's rms_norm in Llama's casting mode agrees with HuggingFace's formula."""
@@ -58,11 +63,14 @@ def rms_norm_gemma(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.T
 
 @pytest.mark.slow
 @fused_equivalent(
-    rms_norm_gemma, inputs={"x": tensor("rows n"), "weight": tensor("n"), "eps": EPS}, dims={"n": COLUMNS}
+    rms_norm_gemma,
+    inputs={"x": tensor("rows n"), "weight": tensor("n"), "eps": EPS},
+    dims={"n": COLUMNS},
+    grad=True,
 )
 def test_rms_norm_gemma(x: torch.Tensor, weight: torch.Tensor, eps: float) -> Any:
-    """Liger's rms_norm in Gemma's casting mode agrees with HuggingFace's formula."""
-    return LigerRMSNormFunction.apply(x, weight, eps, 1.0, "gemma")
+    """Liger's rms_norm in Gemma's casting mode agrees with HuggingFace's formula, and spares the upstream gradient."""
+    return LigerRMSNormFunction.apply(x, weight, eps, 1.0, "gemma", False)
 
 
 def layer_norm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
@@ -86,7 +94,17 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return F.silu(gate.float()).to(up.dtype) * up
 
 
-@fused_equivalent(swiglu, inputs={"gate": tensor("*batch n"), "up": tensor("*batch n")}, dims={"n": COLUMNS})
+# Backward stores the gradients of both inputs over them.
+GATED = {
+    "inputs": {"gate": tensor("*batch n"), "up": tensor("*batch n")},
+    "dims": {"n": COLUMNS},
+    "grad": True,
+    "clobbers": ("gate", "up"),
+}
+
+
+@pytest.mark.slow
+@fused_equivalent(swiglu, **GATED)
 def test_swiglu(gate: torch.Tensor, up: torch.Tensor) -> Any:
     """Liger's swiglu agrees with silu(gate) * up."""
     return LigerSiLUMulFunction.apply(gate, up)
@@ -98,7 +116,7 @@ def geglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@fused_equivalent(geglu, inputs={"gate": tensor("*batch n"), "up": tensor("*batch n")}, dims={"n": COLUMNS})
+@fused_equivalent(geglu, **GATED)
 def test_geglu(gate: torch.Tensor, up: torch.Tensor) -> Any:
     """Liger's geglu agrees with gelu_tanh(gate) * up."""
     return LigerGELUMulFunction.apply(gate, up)
@@ -148,9 +166,8 @@ def rope_spec(name: str, seq: Dim, *, per_sequence: bool) -> FusionSpec:
         return table(batch, seq, half, q).sin().to(q.dtype)
 
     def fused(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> Any:
-        # Rotated where it lies when (batch, seq, heads, size) is contiguous, and then returned in that same memory.
-        rotated = LigerRopeFunction.apply(q, k, cos, sin)
-        return tuple(part.clone() for part in rotated)
+        # Rotated in place when (batch, seq, heads, size) is contiguous, the upstream gradients too.
+        return LigerRopeFunction.apply(q, k, cos, sin)
 
     return FusionSpec(
         name=name,
@@ -171,7 +188,8 @@ def rope_spec(name: str, seq: Dim, *, per_sequence: bool) -> FusionSpec:
             "kv_heads": dim(1, 16),
             "half": dim(1, 128),
         },
-        clobbers=("q", "k"),
+        grad=("q", "k"),
+        clobbers=("q", "k", "grad_outputs"),
     )
 
 
@@ -201,7 +219,7 @@ def cross_entropy(
     loss = -log_p.gather(1, torch.where(counted, target, 0)[:, None])[:, 0]
     if label_smoothing > 0:
         loss = (1 - label_smoothing) * loss - label_smoothing * log_p.mean(-1)
-    loss = torch.where(counted, loss / counted.sum(), 0.0)
+    loss = torch.where(counted, loss / counted.sum().clamp(min=1), 0.0)
     return loss.to(logits.dtype).sum()
 
 
@@ -230,7 +248,9 @@ def cross_entropy_spec(name: str, vocab: Dim) -> FusionSpec:
         },
         # target.max() of no rows raises; the vocabulary is bounded only by memory.
         dims={"rows": dim(1), "vocab": vocab},
+        grad="logits",
         clobbers="logits",  # ignored rows are zeroed, and with requires_grad the gradient overwrites the logits
+        allow={"cast-order": "the gradient is stored in the logits' dtype before the upstream gradient is applied"},
     )
 
 
@@ -242,6 +262,38 @@ test_cross_entropy_of_several_blocks = pytest.mark.xfail(
     "and both are -inf as long as nothing finite was seen. Of logits whose first 32768 columns, a whole block, are "
     "-inf (masked classes) the loss is NaN: [-inf] * 32768 + 7232 normal numbers, target 39999: torch 8.85, Liger NaN.",
 )(pytest.mark.slow(cross_entropy_spec("liger_cross_entropy_of_several_blocks", dim(1)).test()))
+
+
+def linear_cross_entropy(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Logits in the dtype of ``x``, the mean of their losses in float32; 0 where no row counts."""
+    logits = (x @ weight.T).float()
+    return F.cross_entropy(logits, target, reduction="sum") / (target != -100).sum().clamp(min=1)
+
+
+def linear_labels(rows: int, vocab: int, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    return labels(rows, vocab, -100, x, generator)
+
+
+def fused_linear_cross_entropy(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> Any:
+    return LigerFusedLinearCrossEntropyFunction.apply(x, weight, target)[0]
+
+
+test_fused_linear_cross_entropy = pytest.mark.slow(
+    FusionSpec(
+        name="liger_fused_linear_cross_entropy",
+        fused=fused_linear_cross_entropy,
+        reference=linear_cross_entropy,
+        inputs={"x": tensor("rows hidden"), "weight": tensor("vocab hidden"), "target": derived(linear_labels)},
+        dims={"rows": dim(1), "vocab": dim(1, 32768), "hidden": dim(1)},
+        grad=True,
+        syncs=True,  # it counts the rows on the host
+        allow={
+            "gradient-missing": "forward makes the gradients, and asks x alone whether any are wanted: a head that is "
+            "trained on frozen features gets none",
+            "second-backward": "backward multiplies what forward has made by the upstream gradient, in place",
+        },
+    ).test()
+)
 
 
 def llama4_rope(q: torch.Tensor, k: torch.Tensor, rotations: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -263,8 +315,7 @@ def llama4_rope_spec(name: str, seq: Dim) -> FusionSpec:
     """Llama 4's rope, of up to as many features as its heads have twice over."""
 
     def fused(q: torch.Tensor, k: torch.Tensor, rotations: torch.Tensor) -> Any:
-        # Rotated where it lies when contiguous, and then returned in that same memory.
-        return tuple(part.clone() for part in LigerLlama4RopeFunction.apply(q, k, rotations))
+        return LigerLlama4RopeFunction.apply(q, k, rotations)
 
     return FusionSpec(
         name=name,

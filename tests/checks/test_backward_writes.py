@@ -128,7 +128,7 @@ def test_a_returned_gradient_that_the_next_backward_overwrites_is_a_hazard(judge
         assert judge_one(of_x(Shared), lambda x: x * 3, grad=True, case=case).failure is None
     results = [judge_one(of_x(Late), lambda x: x * 3, grad=True, case=case) for case in plain_cases(8)]
     found = [hazard for result in results for hazard in hazards(result, "second-backward")]
-    assert {hazard.identity for hazard in found} == {"gradients:overwritten:x"}
+    assert {hazard.identity for hazard in found} == {"gradients:overwritten:dx"}
 
 
 def test_a_gradient_that_the_kernel_stores_by_itself_is_one_too_many(judge_one: Any) -> None:

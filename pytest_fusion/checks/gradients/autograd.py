@@ -26,7 +26,6 @@ from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import SECOND, Verdict, failed, hazard
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.reference import ReferenceFailed, copies, takes
-from pytest_fusion.run import saved_tensors
 from pytest_fusion.run.memory import FILLS, unwatched
 from pytest_fusion.run.placing import place
 
@@ -48,17 +47,6 @@ class _State:
     """How many cases were examined."""
 
     cases: int = 0
-
-
-# What makes a second derivative wrong, by whether an ``autograd.Function`` is in the graph.
-_OWN = (
-    "that lacks a term, most likely of a tensor that was saved but is neither input nor output; compute it from those, "
-    "or refuse with torch.autograd.function.once_differentiable"
-)
-_TORCHS = (
-    "of torch's own operators that lacks a term, as by detach(), or in which one overflows or cancels, as the square "
-    "of exp(x) does in log(1 + exp(x))"
-)
 
 
 def due(trial: Trial, *, always: bool) -> bool:
@@ -266,11 +254,9 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
         of = {name: _drawn(trial, "second", name) for name in wanted}
     differentiated: list[str] = []
     found: dict[str, torch.Tensor | None] = {}
-    own: list[Any] = []
 
     def call(**arguments: Any) -> None:
         ends = connected(collect(spec.fused(**arguments), arguments, spec.mutates).tensors, above)
-        own.extend(n for n in saved_tensors.nodes(ends) if isinstance(n, torch.autograd.function.BackwardCFunction))
         leaves = [arguments[name] for name in wanted]
         given = [t.requires_grad_(True) for t in above.tensors.values()]
         gradients = torch.autograd.grad(ends, leaves, given, create_graph=True, allow_unused=True)
@@ -288,7 +274,7 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
         right = upstream.second({name: of[name] for name in differentiated or of})
     except (ReferenceFailed, NoGraph):
         return None, "not judged"
-    return _judged_second(found, right, _OWN if own else _TORCHS)
+    return _judged_second(found, right)
 
 
 def _may_be_judged(trial: Trial, upstream: Upstream) -> bool:
@@ -299,8 +285,11 @@ def _may_be_judged(trial: Trial, upstream: Upstream) -> bool:
 
 
 def _judged_second(
-    found: Mapping[str, torch.Tensor | None], right: Mapping[str, OutputLanes], likely: str
+    found: Mapping[str, torch.Tensor | None], right: Mapping[str, OutputLanes]
 ) -> tuple[Verdict | None, Second]:
+    def lacking(reason: str, slug: str) -> Verdict:
+        return hazard(NAME, "second-derivative", f"with create_graph=True {reason}", identity=f"{NAME}:second:{slug}")
+
     missing = ""
     for name, lanes in right.items():
         exact = lanes.oracle.double()
@@ -314,22 +303,16 @@ def _judged_second(
         off = float((got.detach().double() - exact).norm()) if got.shape == exact.shape else float("inf")
         # Where the right one is zero, a term that does not belong there has the size of the others.
         if not off <= _WRONG * max(size, 1.0 if size == 0 else 0.0):
-            return hazard(
-                NAME,
-                "second-derivative",
-                f"the second derivative by {name} is off by {off:.3g}, of a right one of norm {size:.3g}: with "
-                f"create_graph=True backward gives a graph {likely}",
-                identity=f"gradients:second:{name}",
-                second_derivative="wrong",
-                input=name,
+            return lacking(
+                f"the second derivative by {name} is off by {off:.3g}, of a right one of norm {size:.3g}: the graph of "
+                "backward lacks a term, as of a tensor that was saved and is neither input nor output, or by detach(); "
+                "or refuse with torch.autograd.function.once_differentiable",
+                name,
             ), "wrong"
     if not missing:
         return None, "right"
-    return hazard(
-        NAME,
-        "second-derivative",
-        f"with create_graph=True backward returns gradients that are not connected to {missing}: a penalty on them "
-        "trains nothing there; torch.autograd.function.once_differentiable makes that an error",
-        identity="gradients:second:missing",
-        second_derivative="missing",
+    return lacking(
+        f"backward returns gradients that are not connected to {missing}: a penalty on them trains nothing there; "
+        "torch.autograd.function.once_differentiable makes that an error",
+        "missing",
     ), "missing"

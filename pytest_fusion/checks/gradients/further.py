@@ -108,31 +108,25 @@ def _second_backward(trial: Trial, upstream: Upstream, first: Attempt) -> Verdic
     backward = first.backward
     if backward is None or backward.again is None:
         return None
-    before, after = trial.steady(first.named()), named(backward.again)
-    difference = repeat.first_difference(before, after)
-    names = f" ({', '.join(backward.saved)})" if backward.saved else ""
-    if difference is not None:
-        name, mask = difference
-        if (chance := chance_of(trial, upstream, before)) is not None:
-            return chance
-        trial.result.differs = difference
-        return hazard(
-            NAME,
-            "second-backward",
-            f"a second backward through the retained graph gives another {name} in {int(mask.sum())} of "
-            f"{mask.numel()} element(s): the first one overwrote what it had saved{names}{_ALONE}",
-            identity=f"{NAME}:again:{name}",
-            output=name,
+    before = trial.steady(first.named())
+    again = repeat.first_difference(before, named(backward.again))
+    if again is not None and (chance := chance_of(trial, upstream, before)) is not None:
+        return chance
+    overwritten = [(f"d{name}", mask) for name, mask in backward.overwritten.items()]
+    for name, mask in [again] if again is not None else overwritten:
+        trial.result.differs = (name, mask)
+        count, saved = f"{int(mask.sum())} of {mask.numel()} element(s)", ", ".join(backward.saved)
+        found, why = (
+            (f"gives another {name} in {count}", "the first one overwrote what it had saved")
+            if again is not None
+            else (f"changed {count} of the {name} that the first one had returned", "both are one buffer")
         )
-    for name, mask in backward.overwritten.items():
-        trial.result.differs = (f"d{name}", mask)
         return hazard(
             NAME,
             "second-backward",
-            f"a second backward changed {int(mask.sum())} of {mask.numel()} element(s) of the d{name} that the first "
-            f"one had returned: both are one buffer{names}{_ALONE}",
-            identity=f"{NAME}:overwritten:{name}",
-            output=f"d{name}",
+            f"a second backward through the retained graph {found}: {why}{f' ({saved})' if saved else ''}{_ALONE}",
+            identity=f"{NAME}:{'again' if again is not None else 'overwritten'}:{name}",
+            output=name,
         )
     return None
 

@@ -141,19 +141,19 @@ def _found(
     trial: Trial, upstream: Upstream, first: Attempt, few: Mapping[str, OutputLanes], seen: dict[str, Any]
 ) -> Iterator[Verdict]:
     """Every failure and hazard; ``seen`` gets what the promises of autograd came to."""
-    known = trial.result.known
+    known, right = trial.result.known, True
     if (verdict := first.ended()) is not None:
+        right = False
         yield verdict if verdict.identity in known else blame.of_access(trial, upstream, verdict, judging(trial))
         if first.backward is None or verdict.check != "inputs":
             return  # what else is wrong may come of it
     if (verdict := _forward(trial, first)) is not None:
         yield verdict
     assert first.backward is not None
-    right = True
     for verdict in compare(trial, upstream, first.backward, few):
         right = False
-        told = verdict.identity in known
-        yield verdict if told else blame.explained(trial, upstream, first, verdict, judging(trial))
+        seen_before = verdict.identity in known
+        yield verdict if seen_before else blame.explained(trial, upstream, first, verdict, judging(trial))
     yield from _left_alone(trial, first.backward)
     # Six further backwards would run on every case that is too small to show the failure that is sought.
     if right and not _WRONG.fullmatch(trial.context.focus.sought or ""):

@@ -297,10 +297,16 @@ def test_forward_is_judged_while_it_records_a_graph(judge_one: Any) -> None:
 
 @pytest.mark.parametrize(
     ("sought", "left_out"),
-    [("gradients:w:finite", True), ("gradients:x:nonfinite", True), ("gradients:again:w", False), (None, False)],
+    [
+        ("gradients:w:finite", True),
+        ("gradients:x:nonfinite", True),
+        ("gradients:again:w", True),
+        ("gradients:branch:dw", False),
+        (None, False),
+    ],
 )
 def test_a_wrong_gradient_is_shrunk_without_what_comes_after_it(sought: str | None, left_out: bool) -> None:
-    """A case that does not show it costs one backward; any other failure is looked for as ever."""
+    """A case that does not show it costs one backward, and a hazard its own step; others are looked for as ever."""
     spec = FusionSpec(fused=reference, reference=reference, inputs=INPUTS, dtypes="float32", grad=True)
     tensors = {name: TensorCase("float32") for name in INPUTS}
     case = Case({"rows": 5, "columns": 7}, "float32", tensors, seed=1)

@@ -275,7 +275,8 @@ def linear_labels(rows: int, vocab: int, x: torch.Tensor, generator: torch.Gener
 
 
 def fused_linear_cross_entropy(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> Any:
-    return LigerFusedLinearCrossEntropyFunction.apply(x, weight, target)[0]
+    # torch 2.13's bfloat16 product on a CPU reads between the rows of a padded matrix of odd width, also NaN.
+    return LigerFusedLinearCrossEntropyFunction.apply(x.contiguous(), weight.contiguous(), target)[0]
 
 
 test_fused_linear_cross_entropy = pytest.mark.slow(

@@ -22,7 +22,6 @@ REMEDIES: Mapping[str, str] = {
     "cast-order": "keep the intermediate in float32 and round once, where the reference does",
     "missing-max-subtraction": "subtract the maximum before the exponential",
     "int32-overflow": "compute the offset in 64 bits: tl.program_id(0).to(tl.int64) * stride",
-    "mutates-input": "write to memory of its own; or declare it: mutates=, or clobbers= where its content is given up",
     "aliasing": "return a tensor of its own (.clone()), not a view of an input",
     "cached-answer": "key the cache by everything that the answer depends on, or drop it",
     "nondeterministic": "give the sum a fixed order, or declare deterministic={'out': False} if it may vary",

@@ -165,13 +165,14 @@ class Campaign:
         return result
 
     def _find(self, result: CaseResult) -> None:
-        """Enter what a case shows; the first that fails the test sets the time for others."""
-        failing = self.judging.failing
+        """Enter what a case shows; the first that fails the test sets the time of the search for others."""
+        failing, begun = self.judging.failing, time.process_time()
         self.judging.find(self.cases, self.outer, result)
+        now = time.process_time()
         if self.judging.failing and not failing:
-            self._found_at = time.process_time()
-            more = 0.0 if self.first else max(_MORE_SECONDS, self._found_at - self._begun)
-            self._until = self._found_at + more
+            self._found_at, self._until = now, now + (0.0 if self.first else max(_MORE_SECONDS, now - self._begun))
+        elif failing:
+            self._until += now - begun  # what it takes to shrink and explain others leaves the search as long
 
     def _past_blocks(self) -> None:
         """Sizes past the blocks of every config of an autotuned kernel: the covering phase knows those of one."""

@@ -1,1 +1,1 @@
-"""How programs run: rewritten control flow, batches, replayed launches."""
+"""How programs run: rewritten control flow, batches."""

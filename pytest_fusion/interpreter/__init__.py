@@ -11,7 +11,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pytest_fusion.interpreter.bridge.autotune import TunedKernel, autotuned_kernels, force_config
 from pytest_fusion.interpreter.bridge.hook import enable, install
 from pytest_fusion.interpreter.bridge.lane_state import installed, notes, problem, version
 from pytest_fusion.interpreter.launch import observe
@@ -34,10 +33,7 @@ __all__ = [
     "MemoryFinding",
     "NotModelledError",
     "Session",
-    "TunedKernel",
-    "autotuned_kernels",
     "enable",
-    "force_config",
     "install",
     "installed",
     "interpreted",

@@ -267,22 +267,6 @@ def test_autotune_takes_the_first_config_that_survives_pruning() -> None:
     assert out.item() == 128, "the key is known now, so Triton clears the output no more"
 
 
-def test_every_config_can_be_forced() -> None:
-    """force_config runs another config, leaves Triton's cache alone, and ends with the block."""
-    x, out = torch.ones(64), torch.zeros(1)
-    launch_tuned(x, out)
-    # Other modules of this process may have a kernel of that name.
-    (tuned,) = [
-        t for t in interpreter.autotuned_kernels() if t.kernel == "tuned_kernel" and t.source.startswith(__file__)
-    ]
-    assert [c["BLOCK"] for c in tuned.configs] == [16, 32, 64]
-    assert tuned.chosen == 1
-    with interpreter.force_config(tuned.source, 2):
-        (launch,) = launch_tuned(x, out)
-    assert launch.constexprs["BLOCK"] == 64
-    assert launch_tuned(x, out)[0].constexprs["BLOCK"] == 32
-
-
 @triton.autotune(configs=[triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=[], restore_value=["out"])
 @triton.jit
 def restoring_kernel(out, BLOCK: tl.constexpr):

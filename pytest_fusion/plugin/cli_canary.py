@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_fusion.canary.offline.incumbent.incumbent_name import parse
+from pytest_fusion.canary.offline.incumbent.incumbents import parse
 from pytest_fusion.engine.profiles import PROFILES, profile
 from pytest_fusion.errors import CanaryError, FusionError
 from pytest_fusion.run import device_choice

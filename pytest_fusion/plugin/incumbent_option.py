@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from pytest_fusion.canary.offline.incumbent.incumbent_name import parse
-from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent, Setting
+from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent, Setting, parse
 from pytest_fusion.errors import FusionError
 from pytest_fusion.plugin.options import Options
 

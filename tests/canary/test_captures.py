@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from pytest_fusion.canary.live.calls import captures
-from pytest_fusion.canary.live.calls.captures import THREAD_LOCAL, beside_captures
-from pytest_fusion.canary.live.comparing.readback import Readback
+from pytest_fusion.canary.live.calls.captures import THREAD_LOCAL, Readback, beside_captures
 from tests.canary.kernels import Kernel, double, made
 
 GLOBAL = 0

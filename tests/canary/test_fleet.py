@@ -18,10 +18,9 @@ import pytest
 import torch
 
 from pytest_fusion.canary import Canary
-from pytest_fusion.canary.evidence.chain import Chain
 from pytest_fusion.canary.evidence.events import read
 from pytest_fusion.canary.evidence.evidence_counts import Evidence
-from pytest_fusion.canary.evidence.fleet import bounded, gather, select, verdict
+from pytest_fusion.canary.evidence.fleet import Chain, bounded, gather, select, verdict
 from pytest_fusion.canary.evidence.ledger import BLOCKS_PER_TOTAL
 from pytest_fusion.canary.evidence.promotion_rules import RULES, without
 from pytest_fusion.errors import CanaryError

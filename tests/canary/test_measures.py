@@ -17,11 +17,10 @@ from pytest_fusion.canary import Canary, Policy, canary
 from pytest_fusion.canary.evidence.evidence_counts import Evidence
 from pytest_fusion.canary.evidence.promotion_rules import LATENCY, RULES
 from pytest_fusion.canary.evidence.sequential import mean
-from pytest_fusion.canary.live.comparing import measures, stopwatch
-from pytest_fusion.canary.live.comparing.call_pairs import HALF, Pairs, Plan
+from pytest_fusion.canary.live.comparing import call_pairs, measures
+from pytest_fusion.canary.live.comparing.call_pairs import HALF, Pairs, Plan, clock_of
 from pytest_fusion.canary.live.comparing.measures import Budget
 from pytest_fusion.canary.live.comparing.referee import Referee
-from pytest_fusion.canary.live.comparing.stopwatch import clock_of
 from tests.canary.kernels import Kernel, Patient, double, made, observed
 from tests.sweeps import sweep
 
@@ -33,7 +32,7 @@ class _Clock:
         self.now = 0.0
         self.first = first
         self.runs = 0
-        monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(call_pairs.time, "perf_counter", lambda: self.now)
 
     def kernel(self, seconds: float, call: Kernel = double) -> Kernel:
         def timed(*args: Any, **kwargs: Any) -> Any:

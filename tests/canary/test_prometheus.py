@@ -13,7 +13,7 @@ import torch
 
 from pytest_fusion import canary
 from pytest_fusion.canary import Canary, Policy
-from pytest_fusion.canary.live.comparing import stopwatch
+from pytest_fusion.canary.live.comparing import call_pairs
 from pytest_fusion.errors import CanaryError
 from tests.canary.kernels import Kernel, added, double
 
@@ -115,7 +115,7 @@ def test_results_have_few_names(candidate: Kernel, result: str) -> None:
 def test_latency_ratios_are_a_histogram(monkeypatch: pytest.MonkeyPatch) -> None:
     """A candidate that takes 4 % longer is between 1.03 and 1.05, in every block."""
     now = [0.0]
-    monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(call_pairs.time, "perf_counter", lambda: now[0])
 
     def timed(seconds: float) -> Kernel:
         def call(x: torch.Tensor) -> torch.Tensor:

@@ -21,9 +21,8 @@ from pytest_fusion.canary import Recorder
 from pytest_fusion.canary.evidence import events
 from pytest_fusion.canary.live import background
 from pytest_fusion.canary.recording import recorded_file
-from pytest_fusion.canary.recording.recorder import PER_BUCKET
+from pytest_fusion.canary.recording.recorder import MOST_BUCKETS, OTHERS, PER_BUCKET, Bucket, Reservoir
 from pytest_fusion.canary.recording.recordings import read
-from pytest_fusion.canary.recording.reservoir import MOST_BUCKETS, OTHERS, Bucket, Reservoir
 from pytest_fusion.errors import CanaryError
 
 BIG = "float32[2^3,2^3]"

@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from pytest_fusion import canary
-from pytest_fusion.canary.live.mode import Mode
-from pytest_fusion.canary.live.patient_file import PatientFile
-from pytest_fusion.canary.live.policy import Policy
-from pytest_fusion.canary.live.state import Control
+from pytest_fusion.canary.live.policy import Mode, Policy
+from pytest_fusion.canary.live.state import Control, PatientFile
 from pytest_fusion.errors import CanaryError
 
 

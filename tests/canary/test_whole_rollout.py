@@ -15,7 +15,7 @@ from pytest_fusion import FusionSpec, tensor
 from pytest_fusion.canary import Policy, canary
 from pytest_fusion.canary.evidence.fleet import gather, verdict
 from pytest_fusion.canary.evidence.promotion_rules import METRICS, Rules
-from pytest_fusion.canary.live.comparing import stopwatch
+from pytest_fusion.canary.live.comparing import call_pairs
 from tests.sweeps import sweep
 
 # The judge's own rules with limits that a test of some seconds can show anything to be below.
@@ -36,7 +36,7 @@ class _Service:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.now = 0.0
-        monkeypatch.setattr(stopwatch.time, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(call_pairs.time, "perf_counter", lambda: self.now)
 
     def kernel(self, seconds: Callable[[Tensor], float], call: Kernel) -> Kernel:
         def timed(x: Tensor) -> Tensor:
@@ -125,23 +125,23 @@ def test_what_is_slower_in_one_size_is_not_promoted(serving: _Service) -> None:
 def test_a_clock_that_favours_one_kernel_is_an_error(serving: _Service, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the incumbent beside itself is slower the second time it is run on copies, no latency counts."""
     runs: list[Any] = []
-    around = stopwatch.Span.around
+    around = call_pairs.Span.around
 
-    def unfair(self: stopwatch.Span, call: Kernel) -> Kernel:
+    def unfair(self: call_pairs.Span, call: Kernel) -> Kernel:
         def timed(x: Tensor) -> Tensor:
             serving.now += 0.2 * (id(self) == runs[-1])
             return call(x)
 
         return around(self, timed)
 
-    made = stopwatch.Span.__init__
+    made = call_pairs.Span.__init__
 
-    def noted(self: stopwatch.Span, device: torch.device | None) -> None:
+    def noted(self: call_pairs.Span, device: torch.device | None) -> None:
         made(self, device)
         runs.append(id(self))  # the span of the other kernel is made last
 
-    monkeypatch.setattr(stopwatch.Span, "around", unfair)
-    monkeypatch.setattr(stopwatch.Span, "__init__", noted)
+    monkeypatch.setattr(call_pairs.Span, "around", unfair)
+    monkeypatch.setattr(call_pairs.Span, "__init__", noted)
     decision, reasons = serving.judged(serving.kernel(lambda x: 1.0, _other), calls=2500)
     assert decision == "error", reasons
     assert "the incumbent beside itself has" in reasons

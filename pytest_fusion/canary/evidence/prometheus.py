@@ -11,7 +11,7 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 
 from pytest_fusion.canary.evidence.evidence_counts import Evidence
 from pytest_fusion.canary.evidence.promotion_rules import RULES, Rules
-from pytest_fusion.canary.live.mode import STATES, Mode
+from pytest_fusion.canary.live.policy import STATES, Mode
 from pytest_fusion.errors import CanaryError
 
 # Name, kind and labels of each exported metric. The values of labels are bounded: canaries, states, words here.

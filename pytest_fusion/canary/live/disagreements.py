@@ -19,8 +19,8 @@ from pytest_fusion.canary.live.calls.arguments import bucket_of
 from pytest_fusion.canary.recording import recorded_file
 from pytest_fusion.canary.recording.call_json import Binding, DescribedCall
 from pytest_fusion.canary.recording.matching import UnmatchedError, match
+from pytest_fusion.canary.recording.recorded_file import PRIVATE, TensorFiles
 from pytest_fusion.canary.recording.recordings import write_replay
-from pytest_fusion.canary.recording.tensor_files import PRIVATE, TensorFiles
 from pytest_fusion.case import counter_random
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import brief

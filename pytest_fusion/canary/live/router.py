@@ -30,18 +30,16 @@ from pytest_fusion.canary.live.calls.arguments import (
     versions_of,
 )
 from pytest_fusion.canary.live.calls.captures import beside_captures, recorded
-from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, copies_of
-from pytest_fusion.canary.live.calls.generators import Generators
+from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, Generators, copies_of
 from pytest_fusion.canary.live.comparing.measures import Measures
 from pytest_fusion.canary.live.comparing.pending import Comparisons
 from pytest_fusion.canary.live.comparing.result_compare import VARYING, Forms, form, structure
 from pytest_fusion.canary.live.disagreements import Disagreements
-from pytest_fusion.canary.live.mode import OFF
-from pytest_fusion.canary.live.policy import Policy
+from pytest_fusion.canary.live.policy import OFF, Policy
 from pytest_fusion.canary.live.sharing import CallSampler, current
 from pytest_fusion.canary.live.state import Control
 from pytest_fusion.canary.live.watchdog import CandidateHungError, Watchdog
-from pytest_fusion.canary.recording.tensor_files import need_safetensors
+from pytest_fusion.canary.recording.recorded_file import need_safetensors
 from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.fusion_spec import FusionSpec

@@ -12,8 +12,7 @@ from contextvars import ContextVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_fusion.canary.live.mode import Mode
-from pytest_fusion.canary.live.policy import Policy
+from pytest_fusion.canary.live.policy import Mode, Policy
 from pytest_fusion.case import counter_random
 
 # Random numbers are made for so many calls at once: one by one they took 0.5 us a call, a third of a canary in shadow.

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pytest_fusion.bench.baseline.facts import compare_names
-from pytest_fusion.canary.offline import accuracy
-from pytest_fusion.canary.offline.case_pairs import Pair, Source, Standing, classify
+from pytest_fusion.canary.offline import metric_finding
+from pytest_fusion.canary.offline.case_pairs import FOREIGN, Pair, Ran, Source, Standing, classify, ran
 from pytest_fusion.canary.offline.comparison_verdict import Evidence
 from pytest_fusion.canary.offline.incumbent.incumbent_process import Remote
 from pytest_fusion.canary.offline.kernel import Kernel, Measured, Opponent
-from pytest_fusion.canary.offline.ran import FOREIGN, Ran, ran
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.describe import describe
@@ -224,8 +223,8 @@ class TwoKernels:
         for i, (name, native) in enumerate(zip(expected.tensors, reference.native, strict=True)):
             right = reference.lanes[i] if reference.lanes else native
             if name in mine.outputs and name in other.outputs:
-                ours = accuracy.error(mine.outputs[name], right, self.spec.tolerance)
-                theirs = accuracy.error(other.outputs[name], right, self.spec.tolerance)
+                ours = metric_finding.error(mine.outputs[name], right, self.spec.tolerance)
+                theirs = metric_finding.error(other.outputs[name], right, self.spec.tolerance)
                 if ours is not None and theirs is not None:
                     found[name] = (ours, theirs)
         return found

@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from pytest_fusion.canary.offline import metric_finding as metric
-from pytest_fusion.canary.offline.accuracy import FEWEST
 from pytest_fusion.canary.offline.case_pairs import STANDINGS, Pair, Standing
-from pytest_fusion.canary.offline.metric_finding import Finding, Role, Timing
+from pytest_fusion.canary.offline.metric_finding import FEWEST, Finding, Role, Timing
 from pytest_fusion.canary.offline.taken import Compiled, Spills
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.wording import did_you_mean

@@ -1,24 +1,31 @@
-"""`Kernel`: one of the two compared kernels, judged and measured case by case in this process."""
+"""`Kernel`: one of the two compared kernels, judged and measured case by case in this process.
+
+Results go from one process to the other as bytes in a file. No pickle.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import inspect
+import json
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-from pytest_fusion.canary.offline.incumbent.tensor_file import bytes_of
-from pytest_fusion.canary.offline.ran import Ran, ran
+from pytest_fusion.canary.offline.case_pairs import Ran, ran
 from pytest_fusion.canary.offline.taken import Compiled, Spills, compiled, spills
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.checks.case_judge import judge_case
 from pytest_fusion.checks.context import Context, Progress, call, reference_of, tensors_of
 from pytest_fusion.checks.outputs import collect
+from pytest_fusion.errors import CanaryError
 from pytest_fusion.oracle.reference import ReferenceFailed
+from pytest_fusion.run.bits import as_bytes
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.measure import launches as counting
 from pytest_fusion.run.measure.launches import Counts, Uncounted
@@ -31,6 +38,45 @@ from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.promises import Tolerance
 from pytest_fusion.spec.wording import brief, out_of_memory
+
+_LENGTH = struct.Struct(">I")
+# The dtypes of results, by name; a name from elsewhere is looked up here and nowhere else.
+_DTYPES = {str(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """The elements in order, as they are in memory."""
+    return as_bytes(tensor.cpu()).numpy().tobytes()
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Names, dtypes and shapes as JSON, then the elements of each tensor in order. Raises ``OSError``."""
+    parts, head = [], []
+    for name, tensor in tensors.items():
+        data = bytes_of(tensor)
+        head.append([name, str(tensor.dtype), list(tensor.shape), len(data)])
+        parts.append(data)
+    text = json.dumps(head).encode()
+    path.write_bytes(b"".join([_LENGTH.pack(len(text)), text, *parts]))
+
+
+def read_tensors(path: Path, device: torch.device) -> dict[str, torch.Tensor]:
+    """The tensors of a file that :func:`write_tensors` wrote. Raises ``CanaryError`` for any other file."""
+    try:
+        data = path.read_bytes()
+        (length,) = _LENGTH.unpack_from(data)
+        head = json.loads(data[_LENGTH.size : _LENGTH.size + length])
+        at, found = _LENGTH.size + length, {}
+        for name, dtype, shape, size in head:
+            flat = torch.frombuffer(bytearray(data[at : at + size]), dtype=torch.uint8) if size else torch.empty(0)
+            found[str(name)] = (
+                (flat.view(_DTYPES[dtype]) if size else flat.to(_DTYPES[dtype])).reshape(shape).to(device)
+            )
+            at += size
+    except (OSError, ValueError, KeyError, TypeError, struct.error, RuntimeError) as error:
+        raise CanaryError(f"the results in {path} cannot be read ({type(error).__name__}: {error})") from None
+    return found
+
 
 _MOST_BYTES = 2 << 30
 _AS_IT_IS = ("grad", "deterministic", "invariant", "mutates", "clobbers", "max_launches", "max_recompiles", "compile")

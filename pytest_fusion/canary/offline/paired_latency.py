@@ -16,7 +16,7 @@ from pytest_fusion.bench import latency
 from pytest_fusion.bench.baseline.bootstrap import Estimate, block_ratios, estimate
 from pytest_fusion.bench.entries import entries
 from pytest_fusion.bench.on_device import opened
-from pytest_fusion.bench.open_mask import full_mask
+from pytest_fusion.bench.without_gpu import full_mask
 from pytest_fusion.canary.offline.incumbent.incumbent_process import Remote, Timed
 from pytest_fusion.canary.offline.kernel import Kernel, Opponent
 from pytest_fusion.canary.offline.metric_finding import Timing

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 import pytest
 
 from pytest_fusion.canary.offline.comparison_mode import Compare
-from pytest_fusion.canary.offline.incumbent.incumbent_name import IncumbentName
-from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent, Setting
+from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent, IncumbentName, Setting
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.request import Request

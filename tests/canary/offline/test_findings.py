@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 
-from pytest_fusion.canary.offline.accuracy import ratios
-from pytest_fusion.canary.offline.case_pairs import Pair, classify
+from pytest_fusion.canary.offline.case_pairs import FOREIGN, Pair, Ran, classify, died
 from pytest_fusion.canary.offline.comparison_verdict import Comparison, Evidence, check_without, conclude
-from pytest_fusion.canary.offline.metric_finding import Timing
-from pytest_fusion.canary.offline.ran import FOREIGN, Ran, died
+from pytest_fusion.canary.offline.metric_finding import Timing, ratios
 from pytest_fusion.canary.offline.taken import Compiled, Spills
 from pytest_fusion.errors import CanaryError
 

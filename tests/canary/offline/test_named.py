@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fusion.canary.offline.incumbent.incumbent_name import IncumbentName, parse
+from pytest_fusion.canary.offline.incumbent.incumbents import IncumbentName, parse
 from pytest_fusion.errors import CanaryError
 
 

@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from pytest_fusion.canary.offline.incumbent.import_paths import caches, imported_from, moved, redirect
+from pytest_fusion.canary.offline.incumbent.serving import caches, imported_from, moved, redirect
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pytest_fusion.canary.offline.incumbent.tensor_file import bytes_of, read_tensors, write_tensors
+from pytest_fusion.canary.offline.kernel import bytes_of, read_tensors, write_tensors
 from pytest_fusion.errors import CanaryError
 
 CPU = torch.device("cpu")

@@ -1,14 +1,15 @@
-"""Device work of a canary while CUDA graphs are captured, which it must not break."""
+"""Device work of a canary while CUDA graphs are captured, which it must not break; and `Readback` to the host."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL of cuda.h: only captures of this thread itself restrict what it may call.
 THREAD_LOCAL = 1
@@ -53,3 +54,35 @@ def recorded() -> bool:
         return True
     started = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
     return started and torch.cuda.is_current_stream_capturing()
+
+
+class Readback:
+    """Asynchronous copies of tensors to the host.
+
+    ``host`` holds them in order, those of the CPU as they are; their contents are valid once ``done``.
+    """
+
+    __slots__ = ("_events", "host")
+
+    @beside_captures()
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self.host: list[Tensor] = []
+        self._events: list[Any] = []
+        for tensor in tensors:
+            if tensor.device.type != "cuda":
+                self.host.append(tensor)
+                continue
+            # Explicit, because pinned memory must not follow torch's default device.
+            host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
+            host.copy_(tensor, non_blocking=True)
+            with torch.cuda.device(tensor.device):
+                event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+                event.record()
+            self._events.append(event)
+            self.host.append(host)
+
+    @property
+    def done(self) -> bool:
+        """Whether all copies have arrived."""
+        with beside_captures():
+            return all(event.query() for event in self._events)

@@ -16,13 +16,11 @@ from pytest_fusion.canary.evidence.ledger import Ledger
 from pytest_fusion.canary.evidence.observation import Observation
 from pytest_fusion.canary.live.calls.arguments import Names, signature_of
 from pytest_fusion.canary.live.calls.captures import beside_captures, recorded
-from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, copied_bytes, copies_of
-from pytest_fusion.canary.live.calls.generators import Generators
-from pytest_fusion.canary.live.comparing.call_pairs import Pairs, Plan
+from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, Generators, copied_bytes, copies_of
+from pytest_fusion.canary.live.comparing.call_pairs import Pairs, Plan, Span, clock_of
 from pytest_fusion.canary.live.comparing.pending import Comparisons
 from pytest_fusion.canary.live.comparing.referee import Referee
 from pytest_fusion.canary.live.comparing.result_compare import Forms
-from pytest_fusion.canary.live.comparing.stopwatch import Span, clock_of
 from pytest_fusion.canary.live.policy import Policy
 from pytest_fusion.canary.live.watchdog import CandidateHungError, Watchdog
 from pytest_fusion.case.containers import tensors_of

@@ -11,8 +11,8 @@ from typing import Any
 
 from pytest_fusion.canary.evidence.evidence_counts import Arm
 from pytest_fusion.canary.evidence.observation import Observation
+from pytest_fusion.canary.live.calls.captures import Readback
 from pytest_fusion.canary.live.calls.copies import Copies
-from pytest_fusion.canary.live.comparing.readback import Readback
 from pytest_fusion.canary.live.comparing.result_compare import FIELDS, compare, exactly, sums_of
 from pytest_fusion.spec.promises import Tolerance
 

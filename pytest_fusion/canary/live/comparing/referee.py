@@ -14,7 +14,7 @@ from torch import Tensor
 
 from pytest_fusion.canary.live.calls.arguments import Names
 from pytest_fusion.canary.live.calls.copies import Copies
-from pytest_fusion.canary.live.comparing.stopwatch import clock_of
+from pytest_fusion.canary.live.comparing.call_pairs import clock_of
 from pytest_fusion.case.containers import map_tensors, tensors_of
 from pytest_fusion.oracle.lane_mode import LaneMode
 from pytest_fusion.oracle.reference import takes

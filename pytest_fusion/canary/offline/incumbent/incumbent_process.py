@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from pytest_fusion.canary.offline.incumbent.tensor_file import read_tensors
-from pytest_fusion.canary.offline.kernel import Measured
-from pytest_fusion.canary.offline.ran import Ran
+from pytest_fusion.canary.offline.case_pairs import Ran
+from pytest_fusion.canary.offline.kernel import Measured, read_tensors
 from pytest_fusion.canary.offline.taken import Compiled, Spills
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.errors import CanaryError

@@ -11,10 +11,9 @@ import torch
 
 from pytest_fusion.bench import latency, on_device
 from pytest_fusion.canary.offline import paired_latency
+from pytest_fusion.canary.offline.case_pairs import FOREIGN, Ran
 from pytest_fusion.canary.offline.incumbent.incumbent_process import Timed
-from pytest_fusion.canary.offline.incumbent.tensor_file import write_tensors
-from pytest_fusion.canary.offline.kernel import Kernel, held_to
-from pytest_fusion.canary.offline.ran import FOREIGN, Ran
+from pytest_fusion.canary.offline.kernel import Kernel, held_to, write_tensors
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.misfit import misfit
 from pytest_fusion.checks.context import Context

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from benchmarks.suite.model import Call
-from pytest_fusion.bench.ceilings import COPIES
+from pytest_fusion.bench.on_device import COPIES
 from pytest_fusion.case.containers import leaves, map_tensors
 from pytest_fusion.run.measure.timing.graph_replay import Replayed, replayed
 from pytest_fusion.run.measure.timing.rotation import COLD, rotated

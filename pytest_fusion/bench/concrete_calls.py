@@ -25,8 +25,7 @@ from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.measure.launches.count import count
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
 from pytest_fusion.run.measure.timing.alone import alone
-from pytest_fusion.run.measure.timing.host import host_timed
-from pytest_fusion.run.measure.timing.pairs import FEWEST_BLOCKS, PAIRS, Blocks
+from pytest_fusion.run.measure.timing.pairs import FEWEST_BLOCKS, PAIRS, Blocks, host_timed
 from pytest_fusion.run.measure.timing.rotation import twin
 from pytest_fusion.run.measure.traffic import Traffic, algorithmic_bytes, traffic_of
 from pytest_fusion.run.unguarded import bare

@@ -13,8 +13,7 @@ import torch
 
 from pytest_fusion.bench.entries import Entry
 from pytest_fusion.bench.figures import Figures, NotMeasuredError
-from pytest_fusion.bench.open_mask import full_mask
-from pytest_fusion.case.containers import map_tensors
+from pytest_fusion.case.containers import map_tensors, tensors_of
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, copies_of_zeros, make_inputs
 from pytest_fusion.interpreter.bridge.named_device import with_stand_in
 from pytest_fusion.interpreter.control.executor import skipped
@@ -25,6 +24,22 @@ from pytest_fusion.run.measure.traffic import Traffic, algorithmic_bytes, traffi
 from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import brief, first_line
+
+
+def full_mask(spec: FusionSpec, sizes: Mapping[str, Any], result: Any) -> dict[str, torch.Tensor]:
+    """By the name of the reference's parameter, a bool on the result's device; empty for a spec without masks.
+
+    Of the shape in ``rng(dims=...)``, else of the largest floating output, as most masks are. What is kept makes no
+    difference to launches and bytes.
+    """
+    rng = spec.random
+    outputs = [t for t in tensors_of(result) if t.is_floating_point()]
+    if rng is None or rng.mask is None or not outputs:
+        return {}
+    largest = max(outputs, key=torch.Tensor.numel)
+    shape = largest.shape if rng.dims is None else torch.Size(rng.dims.evaluate(sizes))
+    return {rng.mask: torch.ones(shape, dtype=torch.bool, device=largest.device)}
+
 
 CPU = torch.device("cpu")
 

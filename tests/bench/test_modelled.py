@@ -10,8 +10,7 @@ import torch
 
 from pytest_fusion import FusionSpec, rng, tensor
 from pytest_fusion.bench.entries import entries
-from pytest_fusion.bench.open_mask import full_mask
-from pytest_fusion.bench.without_gpu import measure, of_reference, traffic_of_reference
+from pytest_fusion.bench.without_gpu import full_mask, measure, of_reference, traffic_of_reference
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
 from pytest_fusion.run.measure.traffic import Traffic
 

@@ -9,7 +9,7 @@ import torch
 
 from pytest_fusion.bench.concrete_calls import _same
 from pytest_fusion.bench.output_digest import golden_of
-from pytest_fusion.canary.offline.incumbent.tensor_file import bytes_of
+from pytest_fusion.canary.offline.kernel import bytes_of
 from pytest_fusion.run.bits import as_bytes
 
 ONE = torch.arange(10.0).as_strided((1,), (5,), 5)

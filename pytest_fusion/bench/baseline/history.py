@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, quantiles, variance
 
+from pytest_fusion.bench.baseline.bootstrap import chi_square_limit
 from pytest_fusion.bench.baseline.row import MOST_SESSIONS, Latency, Session
-from pytest_fusion.bench.baseline.tails import chi_square_limit
 
 # From so many sessions on their own spread counts, before that a default.
 ENOUGH = 5

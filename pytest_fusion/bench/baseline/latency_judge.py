@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean
 from typing import Literal
 
-from pytest_fusion.bench.baseline.bootstrap import FEWEST, LEVEL, Estimate
+from pytest_fusion.bench.baseline.bootstrap import FEWEST, LEVEL, Estimate, holm, student_limit, student_tail
 from pytest_fusion.bench.baseline.history import Level
-from pytest_fusion.bench.baseline.tails import holm, student_limit, student_tail
 
 LatencyStatus = Literal["regressed", "improved", "same", "inconclusive"]
 
@@ -110,7 +109,7 @@ def against_stored(name: str, found: Estimate, stored: Level, machine: Noise, sm
 
 
 def judge(questions: Sequence[Question], *, family: int | None = None) -> list[Judgement]:
-    """All questions of a run; ``family`` is their number where these are only some of them (see ``tails.holm``).
+    """All questions of a run; ``family`` is their number where these are only some of them (see ``bootstrap.holm``).
 
     *regressed*: slower than chance explains (Holm at ``ALPHA``), and not shown to be less than the smallest effect
     that counts: it is counted from where a true effect of that size is called nine times in ten, and never under three

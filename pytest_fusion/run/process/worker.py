@@ -1,6 +1,6 @@
 """A process that this one spawns and sends requests to: JSON messages in frames, over a pipe in each direction.
 
-Tensors go beside them as a file whose name is in the message (``canary.offline.incumbent.tensor_file``).
+Tensors go beside them as a file whose name is in the message (``canary.offline.kernel``).
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ import math
 import pytest
 import torch
 
-from pytest_fusion.bench.baseline.golden import compare_golden
-from pytest_fusion.bench.output_digest import SAMPLES, GoldenOutput, apart, golden_of, positions
+from pytest_fusion.bench.output_digest import SAMPLES, GoldenOutput, apart, compare_golden, golden_of, positions
 from pytest_fusion.oracle.lane_result import OutputLanes
 
 

@@ -10,7 +10,17 @@ import pytest
 
 from benchmarks.judging.machines import CLOUD, H200, ROUGH, Machine, Session
 from benchmarks.judging.rates import beside, incumbent, rates, stored
-from pytest_fusion.bench.baseline.bootstrap import FEWEST, Estimate, block_ratios, estimate, settled
+from pytest_fusion.bench.baseline.bootstrap import (
+    FEWEST,
+    Estimate,
+    block_ratios,
+    chi_square_limit,
+    estimate,
+    holm,
+    settled,
+    student_limit,
+    student_tail,
+)
 from pytest_fusion.bench.baseline.history import OTHER_UNIT, SAME_UNIT, level, scatter, worth
 from pytest_fusion.bench.baseline.latency_judge import (
     Noise,
@@ -19,7 +29,6 @@ from pytest_fusion.bench.baseline.latency_judge import (
     noise,
 )
 from pytest_fusion.bench.baseline.row import Session as Stored
-from pytest_fusion.bench.baseline.tails import chi_square_limit, holm, student_limit, student_tail
 from tests.bench.baseline.made import latency
 from tests.sweeps import sweep
 

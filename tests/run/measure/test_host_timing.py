@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fusion.run.measure.timing import host
-from pytest_fusion.run.measure.timing.host import SHORTEST_S, host_timed
+from pytest_fusion.run.measure.timing import pairs
+from pytest_fusion.run.measure.timing.pairs import SHORTEST_S, host_timed
 
 
 @pytest.mark.parametrize(("took", "calls"), [(1.0, 1), (1e-4, 1), (3e-5, 4), (1e-6, 128)])
@@ -16,7 +16,7 @@ def test_a_sample_is_long_enough_for_the_clock(monkeypatch: pytest.MonkeyPatch, 
     def call() -> None:
         now[0] += took
 
-    monkeypatch.setattr(host, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(pairs, "perf_counter", lambda: now[0])
     found = host_timed(call)
 
     assert (found.calls, found.timer) == (calls, "host")
@@ -26,7 +26,7 @@ def test_a_sample_is_long_enough_for_the_clock(monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_clock_that_stands_still_ends_somewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test may have frozen the clock before the plugin was imported."""
-    monkeypatch.setattr(host, "perf_counter", lambda: 0.0)
-    monkeypatch.setattr(host, "_MOST", 64)
+    monkeypatch.setattr(pairs, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(pairs, "_MOST", 64)
 
     assert host_timed(lambda: None).calls == 64

@@ -3,11 +3,16 @@
 Autotune trials are none: the interpreter has none. What is computed on tensors that a GPU program keeps on the host
 does not count (``places``), nor do operators that a user registered, but what they launch inside does. Some of torch's
 functions are one kernel on a GPU and several operators on the CPU: they count once, by their own name.
+
+C++ kernels that ``torch.compile`` made for the CPU are counted as they are called. They are not what Inductor makes for
+a GPU, where it joins and splits loops by other rules: their number is a fact about this machine, and bounds nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -21,12 +26,57 @@ from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES, has_kernel, 
 from pytest_fusion.interpreter.bridge.dispatch import OperatorMode
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.interpreter.memory.regions import Facts, described_by
+from pytest_fusion.interpreter.scoped import holding
 from pytest_fusion.run.compiled import observe_compiled
-from pytest_fusion.run.measure.launches import inductor
 from pytest_fusion.run.measure.launches.gpu_tensors import Places
 from pytest_fusion.run.measure.launches.launch_count import Counts, named
 from pytest_fusion.run.measure.launches.operator_launches import Work, caller, work_of
 from pytest_fusion.run.memory.watch import unwatched
+
+_NOT_A_GPU = "these are Inductor's kernels for the CPU; a GPU gets others"
+_TOO_LATE = "code was compiled during the call that was counted, and its kernels were not seen"
+
+
+@dataclass(slots=True)
+class Compiled:
+    """The kernels by name, and why they prove little; ``late``: more was compiled in the meantime, and not counted."""
+
+    kernels: Counter[str] = field(default_factory=Counter)
+    doubts: list[str] = field(default_factory=list)
+    late: bool = False
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[Compiled]:
+    """Count the calls of kernels that were compiled before; does nothing where Inductor was never imported.
+
+    Touches the modules in ``torch._inductor.codecache.PyCodeCache.modules`` (torch 2.11 and 2.13), whose functions
+    ``cpp_fused_...`` are one kernel each.
+    """
+    found = Compiled()
+    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    before = len(getattr(cache, "modules", ()))
+    with contextlib.ExitStack() as stack:
+        for module in list(getattr(cache, "modules", ())):
+            for name, kernel in list(vars(module).items()):
+                if name.startswith("cpp_") and callable(kernel):
+                    stack.enter_context(holding(module, **{name: _noting(found.kernels, name, kernel)}))
+        yield found
+    if found.kernels:
+        found.doubts.append(_NOT_A_GPU)
+    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    if len(getattr(cache, "modules", ())) > before:
+        found.late = True
+        found.doubts.append(_TOO_LATE)
+
+
+def _noting(kernels: Counter[str], name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def call(*args: Any) -> Any:
+        kernels[name] += 1
+        return kernel(*args)
+
+    return call
+
 
 # Of these ATen has one kernel for CUDA and a formula of several for the CPU, for some or all inputs (`is_cuda` in
 # Dropout.cpp, SoftMax.cpp, layer_norm.cpp, RNN.cpp, attention.cpp).
@@ -110,7 +160,7 @@ def _once(call: Callable[[], Any], arguments: Any) -> tuple[Modelled, bool]:
 
 
 @contextlib.contextmanager
-def _counting(log: _Log) -> Iterator[inductor.Compiled]:
+def _counting(log: _Log) -> Iterator[Compiled]:
     def launched(launch: Launch) -> None:
         log.events += 1
         if launch.programs > 0:
@@ -119,7 +169,7 @@ def _counting(log: _Log) -> Iterator[inductor.Compiled]:
     mode, functions = _Operators(log), _Functions(log)
     mode.functions = functions
     with (
-        inductor.counted() as compiled,
+        counted() as compiled,
         interpreter.observe(launched),
         observe_compiled(launched),
         described_by(_Met(log.places)),

@@ -18,10 +18,9 @@ from pytest_fusion.run.autotuned import causes
 from pytest_fusion.run.measure.resources import cubin
 from pytest_fusion.run.measure.resources.constants import decode
 from pytest_fusion.run.measure.resources.function_places import NotFoundError, found, kernel_of, unwrapped
-from pytest_fusion.run.measure.resources.noting import Noted
+from pytest_fusion.run.measure.resources.noting import Live, Noted, read_globals
 from pytest_fusion.run.measure.resources.resource_record import Resources, excess
 from pytest_fusion.run.measure.resources.specialisation import Json, Specialisation, shown
-from pytest_fusion.run.measure.resources.specialiser import Live, read_globals
 from pytest_fusion.run.measure.resources.targets import Target, occupancy
 from pytest_fusion.spec.wording import first_line
 

@@ -19,7 +19,44 @@ from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.run.measure.resources.constants import decode, encode
 from pytest_fusion.run.measure.resources.noting import Noted, noted
 from pytest_fusion.run.measure.resources.specialisation import Json
-from pytest_fusion.run.measure.resources.value_reads import values_read
+
+READS = "the launcher reads values of tensors, which nothing computed here: on a GPU it may launch other sizes"
+
+_VALUES = "item tolist numpy __bool__ __int__ __float__ __index__ nonzero unique masked_select bincount".split()
+_FUNCTIONS = "nonzero unique masked_select bincount repeat_interleave".split()
+
+
+@contextmanager
+def values_read() -> Iterator[list[str]]:
+    """The names of what reads values, as it is called: scalars taken out, and shapes that depend on values."""
+    read: list[str] = []
+    with ExitStack() as stack:
+        for owner, names in ((torch.Tensor, _VALUES), (torch, _FUNCTIONS)):
+            for name in names:
+                replacement = _noting(getattr(owner, name), name, read)
+                stack.enter_context(patch.object(owner, name, replacement))
+        stack.enter_context(patch.object(torch.Tensor, "__getitem__", _indexing(torch.Tensor.__getitem__, read)))
+        yield read
+
+
+def _noting(upstream: Callable[..., Any], name: str, read: list[str]) -> Callable[..., Any]:
+    @functools.wraps(upstream)
+    def note(*args: Any, **kwargs: Any) -> Any:
+        read.append(name)
+        return upstream(*args, **kwargs)
+
+    return note
+
+
+def _indexing(upstream: Callable[..., Any], read: list[str]) -> Callable[..., Any]:
+    def index(tensor: torch.Tensor, key: Any) -> Any:
+        keys = key if isinstance(key, tuple) else (key,)
+        if any(isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8) for part in keys):
+            read.append("a mask as an index")
+        return upstream(tensor, key)
+
+    return index
+
 
 _FACTORIES = (
     "arange as_tensor empty_permuted empty_strided eye full full_like linspace ones ones_like rand rand_like randint "

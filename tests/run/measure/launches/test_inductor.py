@@ -9,7 +9,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import torch
 
-from pytest_fusion.run.measure.launches import Counts, Uncounted, count, inductor, modelled
+from pytest_fusion.run.measure.launches import Counts, Uncounted, count, modelled, modelled_launches
 from pytest_fusion.run.measure.launches.modelled_launches import Modelled
 
 
@@ -28,7 +28,7 @@ def test_kernels_are_counted_and_put_back(compiled: ModuleType) -> None:
     """Each call counts by the kernel's name, and afterwards the module is as it was."""
     kernel = compiled.cpp_fused_add_0
     x = torch.zeros(2)
-    with inductor.counted() as found:
+    with modelled_launches.counted() as found:
         compiled.cpp_fused_add_0(x)
         compiled.cpp_fused_add_0(x)
     assert (x.tolist(), dict(found.kernels)) == ([2.0, 2.0], {"cpp_fused_add_0": 2})

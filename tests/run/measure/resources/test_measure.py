@@ -21,8 +21,8 @@ from pytest_fusion.run.measure.resources.kernel_resources import (
     resources_of,
     resources_of_all,
 )
+from pytest_fusion.run.measure.resources.rehearsal import READS
 from pytest_fusion.run.measure.resources.targets import parse_targets
-from pytest_fusion.run.measure.resources.value_reads import READS
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from tests.run.measure.resources import planted
 from tests.run.measure.resources.planted import matrix, spec

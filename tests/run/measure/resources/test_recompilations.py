@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fusion.run.measure.resources.recompilations import recompilations
-from pytest_fusion.run.measure.resources.specialisation import Argument, Json, Place, Specialisation
+from pytest_fusion.run.measure.resources.specialisation import Argument, Json, Place, Specialisation, recompilations
 
 PLACE = Place("m", "k", "/m.py", 3)
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from pytest_fusion.errors import FusionError, FusionFailure
-from pytest_fusion.plugin import active, extensions, hookspec, keys, outputs
+from pytest_fusion.plugin import active, hookspec, keys, outputs
 from pytest_fusion.plugin.fixtures import fusion, fusion_bench, fusion_device
 from pytest_fusion.plugin.options import add_options, resolve
 from pytest_fusion.report.record import TestRecord
@@ -75,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection(session: pytest.Session) -> None:
     """What plugins add is known before a test module states a spec."""
     try:
-        extensions.install(session.config)
+        hookspec.install(session.config)
     except FusionError as error:
         raise pytest.UsageError(str(error)) from None
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fusion.plugin import extensions, keys
+from pytest_fusion.plugin import hookspec, keys
 from pytest_fusion.plugin.options import Options
 
 
@@ -31,7 +31,7 @@ def write(config: pytest.Config) -> None:
 
         measured = [record.bench for record in records if record.bench]
         config.stash[keys.baselines] = write_measured(options.baseline, measured, options.update)
-    summary, added = os.environ.get("GITHUB_STEP_SUMMARY"), extensions.reports(config)
+    summary, added = os.environ.get("GITHUB_STEP_SUMMARY"), hookspec.reports(config)
     if options.json is None and options.report is None and not summary and not added:
         return
     from pytest_fusion.report.environment import describe
@@ -49,7 +49,7 @@ def write(config: pytest.Config) -> None:
         from pytest_fusion.report.ci.github import append_summary
 
         append_summary(Path(summary), records, environment)
-    extensions.write(added, records, environment)
+    hookspec.write(added, records, environment)
 
 
 def summary_lines(config: pytest.Config) -> list[tuple[str, dict[str, bool]]]:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from pytest_fusion.interpreter.compute import arith, trees
+from pytest_fusion.interpreter.compute import arith, reductions
 
 BF16 = ml_dtypes.bfloat16
 
@@ -144,7 +144,7 @@ def test_histogram_drops_what_is_outside() -> None:
 def test_float_sums_are_trees_in_their_own_type() -> None:
     """4096 bfloat16 ones add up to 4096 in a tree and would stick at 256 one by one."""
     ones = np.ones((4096, 1), BF16)
-    assert float(trees.fold(ones, 0, np.add)[0, 0]) == 4096.0
+    assert float(reductions.fold(ones, 0, np.add)[0, 0]) == 4096.0
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 8, 13])
@@ -161,8 +161,8 @@ def test_trees_keep_order(length: int) -> None:
     for i in range(length):
         state = state * a[:, i] + b[:, i]
         expected[:, i] = state
-    assert np.array_equal(trees.scan_tree([a, b], 1, combine)[1], expected)
-    assert np.array_equal(trees.reduce_tree([a, b], 1, combine)[1][:, 0], expected[:, -1])
+    assert np.array_equal(reductions.scan_tree([a, b], 1, combine)[1], expected)
+    assert np.array_equal(reductions.reduce_tree([a, b], 1, combine)[1][:, 0], expected[:, -1])
 
 
 def test_all_ones_of_an_unsigned_type() -> None:

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from pytest_fusion.report.bench_figures import figures
-from pytest_fusion.report.html.axis import Axis, LogAxis
 from pytest_fusion.report.html.bench_plots import Drawing, drawings
 from pytest_fusion.report.html.page import render
-from pytest_fusion.report.html.timeline import timeline
+from pytest_fusion.report.html.timeline import Axis, LogAxis, timeline
 from pytest_fusion.report.json_file import read_json, write_json
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.run.measure.timing.activity import Activity, busy

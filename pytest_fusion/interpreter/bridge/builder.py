@@ -17,8 +17,7 @@ from pytest_fusion.interpreter.bridge.builder_shapes import create, patch_shapes
 from pytest_fusion.interpreter.bridge.lane_state import note
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, numpy_dtype
 from pytest_fusion.interpreter.compute import arith, libdevice
-from pytest_fusion.interpreter.compute.casts import convert
-from pytest_fusion.interpreter.compute.scaled_dot import scaled_operand
+from pytest_fusion.interpreter.compute.casts import convert, scaled_operand
 from pytest_fusion.interpreter.control import batch
 from pytest_fusion.interpreter.control.batch import aligned, lanes
 from pytest_fusion.interpreter.memory import memory_findings

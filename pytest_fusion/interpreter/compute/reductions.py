@@ -3,18 +3,93 @@
 Upstream calls a custom combine function once per element in Python (0.19 s per 1024 elements). Here it is called on
 whole halves, log2(n) times. On the device the combine function receives scalars, so here too: every element is a
 program of its own meanwhile, and a function that branches on its arguments is predicated like a kernel.
+
+A GPU reduces in a tree: a few values in each thread, then one half of the warp with the other, each partial result
+rounded to the type reduced (``tl.sum`` of bfloat16 compiles to ``add.bf16`` at every step on sm_90). numpy instead adds
+float16 in float32 along one axis and one by one along another. The trees here depend on nothing but the length, so
+their bits are the same for one program and for a batch of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, is_float, numpy_dtype
-from pytest_fusion.interpreter.compute import arith, trees
+from pytest_fusion.interpreter.compute import arith
 from pytest_fusion.interpreter.control import batch
+
+Combine = Callable[[list[Array], list[Array]], Sequence[Array]]
+
+
+def _part(array: Array, axis: int, which: slice) -> Array:
+    return array[(slice(None),) * axis + (which,)]
+
+
+def fold(array: Array, axis: int, function: Any) -> Array:
+    """Reduce ``array`` over ``axis`` to length 1, combining its halves.
+
+    ``function`` commutes; for integers it is a ufunc.
+    """
+    if not is_float(array.dtype):
+        return np.asarray(function.reduce(array, axis=axis, keepdims=True, dtype=array.dtype))
+    while (length := array.shape[axis]) > 1:
+        half = length // 2
+        folded = function(_part(array, axis, slice(0, half)), _part(array, axis, slice(half, 2 * half)))
+        if length % 2:
+            folded = np.concatenate([folded, _part(array, axis, slice(2 * half, None))], axis=axis)
+        array = folded
+    return array
+
+
+def reduce_tree(arrays: Sequence[Array], axis: int, combine: Combine) -> list[Array]:
+    """Reduce several arrays together over ``axis`` to length 1, neighbours first, in order."""
+    level = list(arrays)
+    while (length := level[0].shape[axis]) > 1:
+        even = length - length % 2
+        left = [_part(a, axis, slice(0, even, 2)) for a in level]
+        right = [_part(a, axis, slice(1, even, 2)) for a in level]
+        merged = combine(left, right)
+        if length % 2:
+            last = [_part(a, axis, slice(even, None)) for a in level]
+            merged = [np.concatenate([m, t], axis=axis) for m, t in zip(merged, last, strict=True)]
+        level = list(merged)
+    return level
+
+
+def scan_tree(arrays: Sequence[Array], axis: int, combine: Combine) -> list[Array]:
+    """Inclusive scan of several arrays together over ``axis`` in log2(length) passes (Hillis and Steele 1986)."""
+    level = list(arrays)
+    length = level[0].shape[axis]
+    reach = 1
+    while reach < length:
+        # Blocks keep their length, a power of two; what the first `reach` entries are combined with is dropped again.
+        before = [np.roll(a, reach, axis) for a in level]
+        merged = combine(before, level)
+        level = [
+            np.concatenate([_part(a, axis, slice(0, reach)), _part(m, axis, slice(reach, None))], axis=axis)
+            for a, m in zip(level, merged, strict=True)
+        ]
+        reach *= 2
+    return level
+
+
+def scan(array: Array, axis: int, function: np.ufunc) -> Array:
+    """Inclusive scan of one array with a ufunc; integers wrap, floats go through ``scan_tree``."""
+    if not is_float(array.dtype):
+        return np.asarray(function.accumulate(array, axis=axis, dtype=array.dtype))
+    return scan_tree([array], axis, lambda a, b: [function(a[0], b[0])])[0]
+
+
+def pick(values: Array, indices: Array, axis: int, choose: Callable[..., Any]) -> tuple[Array, Array]:
+    """The extreme value over ``axis``, reduced to length 1, and its entry of ``indices``.
+
+    ``choose`` is ``np.argmax`` or ``np.argmin``: the left-most of equal values wins. For arrays without NaN.
+    """
+    position = np.expand_dims(choose(values, axis=axis), axis)
+    return np.take_along_axis(values, position, axis), np.take_along_axis(indices, position, axis)
 
 
 class Reducer:
@@ -64,9 +139,9 @@ class Reducer:
             arrays = [np.flip(a, axis) for a in arrays]
         function = self._scans.get(id(combine_fn))
         if function is not None and len(arrays) == 1:
-            scanned = [trees.scan(arrays[0], axis, function)]
+            scanned = [scan(arrays[0], axis, function)]
         else:
-            scanned = list(trees.scan_tree(arrays, axis, self._combiner(combine_fn, inputs)))
+            scanned = list(scan_tree(arrays, axis, self._combiner(combine_fn, inputs)))
         if backwards:
             scanned = [np.ascontiguousarray(np.flip(a, axis)) for a in scanned]
         return self._results(scanned, inputs, input)
@@ -97,23 +172,23 @@ class Reducer:
             for_floats, for_integers = self._folds[id(combine_fn)]
             function = for_floats if is_float(arrays[0].dtype) else for_integers
             if function is not None:
-                return [trees.fold(arrays[0], axis, function)]
+                return [fold(arrays[0], axis, function)]
         choose = self._picks.get(id(combine_fn))
         if choose is not None and len(arrays) == 2:
             return self._pick(arrays, axis, choose, combine_fn, inputs)
-        return list(trees.reduce_tree(arrays, axis, self._combiner(combine_fn, inputs)))
+        return list(reduce_tree(arrays, axis, self._combiner(combine_fn, inputs)))
 
     def _pick(self, arrays: list[Array], axis: int, choose: Any, combine_fn: Any, inputs: list[Any]) -> list[Array]:
         """Extreme value and its index. With a NaN among the values, the combine function itself decides."""
         values, floats = arrays[0], is_float(arrays[0].dtype)
         if floats and values.dtype.itemsize <= 2:
             values = values.astype(np.float32)
-        picked, indices = trees.pick(values, arrays[1], axis, choose)
+        picked, indices = pick(values, arrays[1], axis, choose)
         found = [picked.astype(arrays[0].dtype), indices]
         nan = np.isnan(values).any(axis=axis, keepdims=True) if floats else np.zeros(1, np.bool_)
         if not nan.any():
             return found
-        combined = trees.reduce_tree(arrays, axis, self._combiner(combine_fn, inputs))
+        combined = reduce_tree(arrays, axis, self._combiner(combine_fn, inputs))
         return [np.where(nan, c, f) for c, f in zip(combined, found, strict=True)]
 
     def _combiner(self, combine_fn: Any, inputs: list[Any]) -> Callable[[list[Array], list[Array]], list[Array]]:

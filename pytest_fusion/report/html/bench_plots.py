@@ -10,8 +10,7 @@ from typing import Any
 from pytest_fusion.report.bench_figures import Figures
 from pytest_fusion.report.case_table import Table
 from pytest_fusion.report.columns import UNKNOWN, clipped
-from pytest_fusion.report.html.axis import Axis, LogAxis, Tick
-from pytest_fusion.report.html.timeline import Timeline, timeline
+from pytest_fusion.report.html.timeline import Axis, LogAxis, Tick, Timeline, timeline
 from pytest_fusion.report.numbers import quantity, time
 from pytest_fusion.spec.wording import plural, with_number
 

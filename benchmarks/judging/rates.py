@@ -9,8 +9,16 @@ import numpy as np
 
 from benchmarks.judging.machines import Machine, Session
 from pytest_fusion.bench.baseline.bootstrap import Estimate, estimate
-from pytest_fusion.bench.baseline.history import Level, level
-from pytest_fusion.bench.baseline.latency_judge import Judgement, Noise, Question, against_stored, judge, noise
+from pytest_fusion.bench.baseline.latency_judge import (
+    Judgement,
+    Level,
+    Noise,
+    Question,
+    against_stored,
+    judge,
+    level,
+    noise,
+)
 from pytest_fusion.bench.baseline.row import Latency
 from pytest_fusion.bench.baseline.row import Session as Stored
 

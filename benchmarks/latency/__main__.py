@@ -19,8 +19,7 @@ import torch
 from benchmarks.judging.rates import beside
 from benchmarks.latency.kernels import relu_kernel, softmax_kernel, spinning
 from pytest_fusion.bench.baseline.bootstrap import Estimate, block_ratios, estimate
-from pytest_fusion.bench.baseline.history import SAME_UNIT, Level
-from pytest_fusion.bench.baseline.latency_judge import Noise, against_stored, judge
+from pytest_fusion.bench.baseline.latency_judge import SAME_UNIT, Level, Noise, against_stored, judge
 from pytest_fusion.bench.latency import against_itself, compared, timed
 from pytest_fusion.bench.on_device import opened
 from pytest_fusion.run.measure.launches.cupti import activities

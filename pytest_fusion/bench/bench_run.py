@@ -12,9 +12,17 @@ from pytest_fusion.bench.baseline.facts import RECOMPILES
 from pytest_fusion.bench.baseline.row import Row, stable
 from pytest_fusion.bench.bench_request import BenchRequest
 from pytest_fusion.bench.entries import Entry, entries, text_of
-from pytest_fusion.bench.figures import Figures, Found, NotMeasuredError
 from pytest_fusion.bench.limits import limited
-from pytest_fusion.bench.measured import Measured, beside_baseline, common, facts_of, work_facts
+from pytest_fusion.bench.measured import (
+    Figures,
+    Found,
+    Measured,
+    NotMeasuredError,
+    beside_baseline,
+    common,
+    facts_of,
+    work_facts,
+)
 from pytest_fusion.bench.output_digest import GoldenOutput, apart, golden_of
 from pytest_fusion.bench.without_gpu import CPU, measure
 from pytest_fusion.case import counter_random
@@ -27,8 +35,7 @@ from pytest_fusion.checks.outputs import collect, varies
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.measure.launches.launch_count import Uncounted
 from pytest_fusion.run.measure.resources.kernel_resources import Report, recompilations_of, resources_of
-from pytest_fusion.run.measure.resources.resource_record import figures
-from pytest_fusion.run.measure.resources.targets import parse_targets
+from pytest_fusion.run.measure.resources.targets import figures, parse_targets
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.process.fork import Channel, ChildError, Crash, run_isolated
 from pytest_fusion.spec.fusion_spec import FusionSpec

@@ -15,8 +15,8 @@ from pytest_fusion.bench import latency as timing
 from pytest_fusion.bench.baseline.latency_judge import Noise
 from pytest_fusion.bench.baseline.row import Latency
 from pytest_fusion.bench.entries import Entry
-from pytest_fusion.bench.figures import Figures, Found, NotMeasuredError, Side
 from pytest_fusion.bench.gate import gate
+from pytest_fusion.bench.measured import Figures, Found, NotMeasuredError, Side
 from pytest_fusion.bench.without_gpu import full_mask, traffic_of_reference
 from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
@@ -26,11 +26,11 @@ from pytest_fusion.run.measure.launches.cupti import activities
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted, named
 from pytest_fusion.run.measure.resources.kernel_resources import graded
 from pytest_fusion.run.measure.resources.loaded_kernels import loaded
-from pytest_fusion.run.measure.resources.resource_record import Resources
 from pytest_fusion.run.measure.resources.specialisation import Specialisation, recompilations
-from pytest_fusion.run.measure.timing.activity import busy
+from pytest_fusion.run.measure.resources.targets import Resources
 from pytest_fusion.run.measure.timing.alone import alone
 from pytest_fusion.run.measure.timing.graph_replay import replayed
+from pytest_fusion.run.measure.timing.roofline import busy
 from pytest_fusion.run.measure.traffic import algorithmic_bytes
 from pytest_fusion.run.pristine import perf_counter, synchronize
 from pytest_fusion.spec.fusion_spec import FusionSpec

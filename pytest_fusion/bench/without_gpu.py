@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.bench.entries import Entry
-from pytest_fusion.bench.figures import Figures, NotMeasuredError
+from pytest_fusion.bench.measured import Figures, NotMeasuredError
 from pytest_fusion.case.containers import map_tensors, tensors_of
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, copies_of_zeros, make_inputs
 from pytest_fusion.interpreter.bridge.named_device import with_stand_in

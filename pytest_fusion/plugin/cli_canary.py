@@ -152,9 +152,8 @@ def _message(record: TestRecord) -> str:
 
 
 def _status(given: argparse.Namespace) -> int:
-    from pytest_fusion.canary.evidence.fleet import gather, select, verdict
+    from pytest_fusion.canary.evidence.fleet import as_json, gather, lines, select, verdict
     from pytest_fusion.canary.evidence.promotion_rules import RULES, without
-    from pytest_fusion.canary.evidence.status import as_json, lines
 
     rules = without(RULES, [name.strip() for name in given.without.split(",") if name.strip()])
     rollouts, left = gather(given.folder)

@@ -18,8 +18,7 @@ import torch
 from pytest_fusion.bench import bench_run, counters, profiled
 from pytest_fusion.bench.bench_request import BenchRequest
 from pytest_fusion.bench.counters import Counters, checked, counted, notes, split, under_ncu
-from pytest_fusion.bench.figures import Figures, Found
-from pytest_fusion.bench.measured import Measured
+from pytest_fusion.bench.measured import Figures, Found, Measured
 from pytest_fusion.bench.profiled import BEGUN, DONE, RAISED
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
 from pytest_fusion.run.measure.tools import ncu

@@ -13,13 +13,13 @@ from pytest_fusion.bench import bench_run, on_device
 from pytest_fusion.bench.baseline.row import Latency
 from pytest_fusion.bench.bench_request import BenchRequest
 from pytest_fusion.bench.entries import entries
-from pytest_fusion.bench.figures import Figures, Found, Side
 from pytest_fusion.bench.gate import Gated
+from pytest_fusion.bench.measured import Figures, Found, Side
 from pytest_fusion.bench.on_device import without
 from pytest_fusion.run.measure.launches.cupti import activities_of
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
 from pytest_fusion.run.measure.timing import pairs
-from pytest_fusion.run.measure.timing.activity import Activity, busy
+from pytest_fusion.run.measure.timing.roofline import Activity, busy
 from pytest_fusion.run.measure.traffic import Traffic
 from pytest_fusion.spec import values
 from pytest_fusion.spec.fusion_spec import FusionSpec

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from pytest_fusion.canary.live.calls.arguments import names_of
 from pytest_fusion.canary.live.calls.copies import CannotCopyError, copies_of
-from pytest_fusion.canary.live.comparing.result_compare import FIELDS, compare
+from pytest_fusion.canary.live.comparing.pending import FIELDS, compare
 from pytest_fusion.spec.promises import Tolerance
 
 

@@ -7,8 +7,7 @@ from typing import NoReturn
 
 import torch
 
-from pytest_fusion.canary.live.call_counts import OTHERS, Traffic
-from pytest_fusion.canary.live.calls.arguments import bucket_of
+from pytest_fusion.canary.live.calls.arguments import OTHERS, Traffic, bucket_of
 from tests.canary.kernels import Patient, added, double, made
 
 

@@ -9,9 +9,8 @@ pytest.importorskip("triton")
 
 from pytest_fusion.run.measure.resources.kernel_resources import resources_of
 from pytest_fusion.run.measure.resources.loaded_kernels import loaded
-from pytest_fusion.run.measure.resources.resource_record import Resources, figures
 from pytest_fusion.run.measure.resources.specialisation import Specialisation, recompilations
-from pytest_fusion.run.measure.resources.targets import TARGETS
+from pytest_fusion.run.measure.resources.targets import TARGETS, Resources, figures
 from tests.run.measure.resources import planted
 
 pytestmark = pytest.mark.gpu

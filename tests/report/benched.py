@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_fusion.bench.baseline.row import Latency, Row
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.run.measure.timing.activity import Activity
+from pytest_fusion.run.measure.timing.roofline import Activity
 
 COPY, MATMUL = 4.0e12, 8.0e14
 NODEID = "tests/test_norm.py::test_rms_norm"

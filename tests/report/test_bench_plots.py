@@ -16,7 +16,7 @@ from pytest_fusion.report.html.page import render
 from pytest_fusion.report.html.timeline import Axis, LogAxis, timeline
 from pytest_fusion.report.json_file import read_json, write_json
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.run.measure.timing.activity import Activity, busy
+from pytest_fusion.run.measure.timing.roofline import Activity, busy
 from tests.report.benched import NODEID, chain, record, rows, sweep
 
 

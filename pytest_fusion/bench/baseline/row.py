@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pytest_fusion.bench.output_digest import GoldenOutput
-from pytest_fusion.run.measure.timing.activity import Activity
+from pytest_fusion.run.measure.timing.roofline import Activity
 
 # Sessions of a row that are kept: enough for a spread between sessions, few enough to read.
 MOST_SESSIONS = 20
@@ -42,8 +42,8 @@ class Latency:
     """Time of the fused call, always beside that of the reference.
 
     ``fused_s`` and ``reference_s`` are medians in seconds, for people; a verdict asks them only how much a stored
-    ratio is worth (``history.worth``). ``ratio`` is the median over blocks of log(fused / reference), with the ends
-    ``low`` and ``high`` of its interval and its standard ``error``; ``blocks`` are the raw medians of the blocks.
+    ratio is worth (``latency_judge.worth``). ``ratio`` is the median over blocks of log(fused / reference), with the
+    ends ``low`` and ``high`` of its interval and its standard ``error``; ``blocks`` are the raw medians of the blocks.
     ``method`` says how it was timed (``timer``, ``cache``, ``captured``, ...), ``control`` is a digest of the
     reference: a ratio to another one means nothing. ``aa`` is how far apart the machine put two runs of one thing (log
     ratio). ``place`` is the class in which latencies compare (see ``place.latency_place``), ``unit`` this very GPU.

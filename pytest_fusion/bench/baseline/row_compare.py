@@ -18,8 +18,7 @@ from pytest_fusion.bench.baseline.facts import (
     compare_reasons,
     group,
 )
-from pytest_fusion.bench.baseline.history import level, worth
-from pytest_fusion.bench.baseline.latency_judge import Judgement, Noise, Question, against_stored, judge
+from pytest_fusion.bench.baseline.latency_judge import Judgement, Noise, Question, against_stored, judge, level, worth
 from pytest_fusion.bench.baseline.row import Key, Latency, Row
 from pytest_fusion.bench.output_digest import GoldenChange, GoldenStatus, compare_golden
 

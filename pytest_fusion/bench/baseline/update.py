@@ -10,7 +10,7 @@ from typing import Any
 from pytest_fusion.bench.baseline import store
 from pytest_fusion.bench.baseline.codec import Baseline
 from pytest_fusion.bench.baseline.facts import RECOMPILES, group, with_unmeasured
-from pytest_fusion.bench.baseline.history import continued
+from pytest_fusion.bench.baseline.latency_judge import continued
 from pytest_fusion.bench.baseline.row import Key, Row
 from pytest_fusion.errors import BaselineError
 from pytest_fusion.spec.wording import did_you_mean

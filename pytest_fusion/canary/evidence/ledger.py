@@ -11,7 +11,7 @@ from pytest_fusion.canary.evidence.events import Log
 from pytest_fusion.canary.evidence.evidence_counts import Arm, Cell, Collector, Evidence, Tally
 from pytest_fusion.canary.evidence.observation import Observation, metrics_of
 from pytest_fusion.canary.evidence.promotion_rules import Rules
-from pytest_fusion.canary.live.call_counts import Traffic
+from pytest_fusion.canary.live.calls.arguments import Traffic
 
 # Names of counts contain reasons, which may be any text.
 _MOST_NAMES = 100

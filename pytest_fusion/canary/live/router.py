@@ -21,8 +21,8 @@ from pytest_fusion.canary.evidence.observation import FirstFaults, Judge, Observ
 from pytest_fusion.canary.evidence.promotion_rules import RULES, Rules
 from pytest_fusion.canary.evidence.rollout_judge import judge as weigh
 from pytest_fusion.canary.live import background
-from pytest_fusion.canary.live.call_counts import Slot
 from pytest_fusion.canary.live.calls.arguments import (
+    Slot,
     context_lost,
     devices_of,
     names_of,
@@ -32,8 +32,7 @@ from pytest_fusion.canary.live.calls.arguments import (
 from pytest_fusion.canary.live.calls.captures import beside_captures, recorded
 from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, Generators, copies_of
 from pytest_fusion.canary.live.comparing.measures import Measures
-from pytest_fusion.canary.live.comparing.pending import Comparisons
-from pytest_fusion.canary.live.comparing.result_compare import VARYING, Forms, form, structure
+from pytest_fusion.canary.live.comparing.pending import VARYING, Comparisons, Forms, form, structure
 from pytest_fusion.canary.live.disagreements import Disagreements
 from pytest_fusion.canary.live.policy import OFF, Policy
 from pytest_fusion.canary.live.sharing import CallSampler, current

@@ -12,9 +12,8 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import make_inputs
 from pytest_fusion.run.measure.resources.kernel_resources import NO_KERNEL, resources_of
 from pytest_fusion.run.measure.resources.loaded_kernels import loaded
-from pytest_fusion.run.measure.resources.resource_record import Resources
 from pytest_fusion.run.measure.resources.specialisation import Specialisation, recompilations
-from pytest_fusion.run.measure.resources.targets import TARGETS
+from pytest_fusion.run.measure.resources.targets import TARGETS, Resources
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import brief
 

@@ -13,7 +13,7 @@ from typing import Any
 from pytest_fusion.report.case_table import Table
 from pytest_fusion.report.columns import clipped
 from pytest_fusion.report.numbers import time, whole
-from pytest_fusion.run.measure.timing.activity import Activity, busy
+from pytest_fusion.run.measure.timing.roofline import Activity, busy
 from pytest_fusion.spec.wording import plural
 
 # A logarithmic axis of less than this looks as if nothing grew, or as if everything did.

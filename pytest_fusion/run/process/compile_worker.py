@@ -13,9 +13,8 @@ from pytest_fusion.run.measure.resources.compiler import compiled
 from pytest_fusion.run.measure.resources.function_places import NotFoundError
 from pytest_fusion.run.measure.resources.noting import Noted
 from pytest_fusion.run.measure.resources.rehearsal import rehearse
-from pytest_fusion.run.measure.resources.resource_record import Resources
 from pytest_fusion.run.measure.resources.specialisation import Specialisation
-from pytest_fusion.run.measure.resources.targets import TARGETS, Target
+from pytest_fusion.run.measure.resources.targets import TARGETS, Resources, Target
 from pytest_fusion.run.process import compile_jobs
 
 # What every job imports: the stance of torch.compiler imports Dynamo, and modules of tests import the rest.

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from pytest_fusion.bench.baseline.facts import compare_facts, compare_names, direction
-from pytest_fusion.run.measure.resources.resource_record import Resources, figures
-from pytest_fusion.run.measure.resources.targets import Occupancy
+from pytest_fusion.run.measure.resources.targets import Occupancy, Resources, figures
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,16 @@ from pytest_fusion.bench.baseline.bootstrap import (
     student_limit,
     student_tail,
 )
-from pytest_fusion.bench.baseline.history import OTHER_UNIT, SAME_UNIT, level, scatter, worth
 from pytest_fusion.bench.baseline.latency_judge import (
+    OTHER_UNIT,
+    SAME_UNIT,
     Noise,
     against_stored,
     judge,
+    level,
     noise,
+    scatter,
+    worth,
 )
 from pytest_fusion.bench.baseline.row import Session as Stored
 from tests.bench.baseline.made import latency

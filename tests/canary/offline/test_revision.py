@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fusion.canary.offline.incumbent.revision import check_out, resolve
+from pytest_fusion.canary.offline.incumbent.incumbents import check_out, resolve
 from pytest_fusion.errors import CanaryError
 from tests.canary.offline.repository import git, state
 

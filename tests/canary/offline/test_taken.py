@@ -15,8 +15,8 @@ from pytest_fusion.canary.offline.taken import Compiled, Spills, compiled, spill
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.measure.resources.kernel_resources import NO_KERNEL, Report
 from pytest_fusion.run.measure.resources.noting import Noted
-from pytest_fusion.run.measure.resources.resource_record import Resources
 from pytest_fusion.run.measure.resources.specialisation import Argument, Place, Specialisation
+from pytest_fusion.run.measure.resources.targets import Resources
 from tests.canary.offline import kernels
 
 SPEC = kernels.SPEC.with_(bench=[{"rows": 8, "hidden": 8}, {"rows": 16, "hidden": 8}])

@@ -18,9 +18,8 @@ from pytest_fusion.canary.live.calls.arguments import Names, signature_of
 from pytest_fusion.canary.live.calls.captures import beside_captures, recorded
 from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, Generators, copied_bytes, copies_of
 from pytest_fusion.canary.live.comparing.call_pairs import Pairs, Plan, Span, clock_of
-from pytest_fusion.canary.live.comparing.pending import Comparisons
+from pytest_fusion.canary.live.comparing.pending import Comparisons, Forms
 from pytest_fusion.canary.live.comparing.referee import Referee
-from pytest_fusion.canary.live.comparing.result_compare import Forms
 from pytest_fusion.canary.live.policy import Policy
 from pytest_fusion.canary.live.watchdog import CandidateHungError, Watchdog
 from pytest_fusion.case.containers import tensors_of

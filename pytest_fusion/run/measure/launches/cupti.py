@@ -19,7 +19,7 @@ import torch
 
 from pytest_fusion.run.measure.launches.graph_nodes import readable
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted, named
-from pytest_fusion.run.measure.timing.activity import Activity
+from pytest_fusion.run.measure.timing.roofline import Activity
 
 # The kernel of ``torch.cuda._sleep``, which nobody else launches.
 SENTINEL: Final = "spin_kernel"

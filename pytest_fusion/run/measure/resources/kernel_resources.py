@@ -17,9 +17,8 @@ from pytest_fusion.interpreter.bridge.modelled_device import posing_as_cuda
 from pytest_fusion.run.measure.resources.function_places import NotFoundError
 from pytest_fusion.run.measure.resources.noting import Noted
 from pytest_fusion.run.measure.resources.rehearsal import READS, call_json, without_kernels
-from pytest_fusion.run.measure.resources.resource_record import Resources, figures
 from pytest_fusion.run.measure.resources.specialisation import Specialisation, recompilations
-from pytest_fusion.run.measure.resources.targets import Target
+from pytest_fusion.run.measure.resources.targets import Resources, Target, figures
 from pytest_fusion.run.process.compile_jobs import Answer, Job, compile_all
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import first_line

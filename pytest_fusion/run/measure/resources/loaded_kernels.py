@@ -12,9 +12,8 @@ from typing import Any
 
 from pytest_fusion.run.measure.resources import cubin
 from pytest_fusion.run.measure.resources.noting import Noted, noted
-from pytest_fusion.run.measure.resources.resource_record import Resources
 from pytest_fusion.run.measure.resources.specialisation import Specialisation
-from pytest_fusion.run.measure.resources.targets import TARGETS, occupancy
+from pytest_fusion.run.measure.resources.targets import TARGETS, Resources, occupancy
 
 _WORD = 4
 

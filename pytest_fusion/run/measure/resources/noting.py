@@ -17,8 +17,7 @@ from typing import Any
 
 from pytest_fusion.interpreter.scoped import replaced
 from pytest_fusion.run.autotuned import pruned
-from pytest_fusion.run.measure.resources.constants import encode
-from pytest_fusion.run.measure.resources.function_places import NotFoundError, place_of
+from pytest_fusion.run.measure.resources.function_places import NotFoundError, encode, place_of
 from pytest_fusion.run.measure.resources.specialisation import Argument, Json, Place, Specialisation
 
 # What Triton specialises on does not depend on the compute capability (only AMD's backend has rules of its own).

@@ -16,7 +16,7 @@ import torch
 
 from pytest_fusion.case import blank
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.run.measure.resources.constants import decode, encode
+from pytest_fusion.run.measure.resources.function_places import decode, encode
 from pytest_fusion.run.measure.resources.noting import Noted, noted
 from pytest_fusion.run.measure.resources.specialisation import Json
 

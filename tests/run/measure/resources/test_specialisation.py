@@ -19,12 +19,11 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from pytest_fusion.run.measure.resources.constants import decode, encode
 from pytest_fusion.run.measure.resources.cubin import counts
-from pytest_fusion.run.measure.resources.function_places import NotFoundError, found, place_of
+from pytest_fusion.run.measure.resources.function_places import NotFoundError, decode, encode, found, place_of
 from pytest_fusion.run.measure.resources.noting import bind, specialise
-from pytest_fusion.run.measure.resources.resource_record import Resources, figures
 from pytest_fusion.run.measure.resources.specialisation import Argument, Specialisation, merged
+from pytest_fusion.run.measure.resources.targets import Resources, figures
 from tests.run.measure.resources import planted
 
 Pair = namedtuple("Pair", "a b")  # noqa: PYI024

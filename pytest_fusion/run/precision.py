@@ -53,25 +53,6 @@ def default_precision() -> Iterator[None]:
         yield
 
 
-def chosen() -> list[str]:
-    """The user's settings that give products fewer digits, as written in code; torch's defaults are left out."""
-    found = []
-    try:
-        by_older_name = torch.get_float32_matmul_precision()
-    except RuntimeError:
-        owners = {"cuda.matmul": _MATMUL, "mkldnn.matmul": _MKLDNN.matmul}
-    else:
-        owners = {}
-        if by_older_name != "highest":
-            found.append(f'torch.set_float32_matmul_precision("{by_older_name}")')
-    for name, owner in {**owners, "mkldnn.conv": _MKLDNN.conv, "mkldnn.rnn": _MKLDNN.rnn}.items():
-        if owner.fp32_precision not in _FULL:
-            found.append(f'torch.backends.{name}.fp32_precision = "{owner.fp32_precision}"')
-    if _MATMUL.allow_fp16_accumulation:
-        found.append("torch.backends.cuda.matmul.allow_fp16_accumulation = True")
-    return found
-
-
 def _off(undo: ExitStack, owner: Any, name: str) -> None:
     if getattr(owner, name):
         undo.callback(setattr, owner, name, True)

@@ -13,7 +13,7 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.oracle import run_lanes
 from pytest_fusion.run.fused import run_fused
 from pytest_fusion.run.placing import place
-from pytest_fusion.run.precision import chosen, default_precision, full_precision
+from pytest_fusion.run.precision import default_precision, full_precision
 from pytest_fusion.run.process.fork import run_isolated, unwrap
 
 MATMUL, CUDNN, MKLDNN = torch.backends.cuda.matmul, torch.backends.cudnn, torch.backends.mkldnn
@@ -99,31 +99,6 @@ def test_a_reference_runs_in_full_precision(name: str) -> None:
         assert not any(seen[0][name] for name in SUMS)
         assert {seen[0][name] for name in OWNERS} <= {"ieee", "none"}
         assert not readable or seen[0]["older"] == "highest"
-
-    _in_a_fork(body)
-
-
-TOLD = {
-    "nothing": [],
-    "high": ['torch.set_float32_matmul_precision("high")'],
-    "newer matmul": ['torch.backends.cuda.matmul.fp32_precision = "tf32"'],
-    "newer cudnn": [],
-    "newer mkldnn": ['torch.backends.mkldnn.matmul.fp32_precision = "bf16"'],
-    "newer mkldnn conv": ['torch.backends.mkldnn.conv.fp32_precision = "bf16"'],
-    "fp16 sums": ["torch.backends.cuda.matmul.allow_fp16_accumulation = True"],
-    "no split": [],
-}
-
-
-@pytest.mark.parametrize("name", TOLD)
-def test_what_somebody_chose_is_told_as_it_is_written(name: str) -> None:
-    """What torch does by itself is not among it, nor is anything while a reference runs."""
-
-    def body() -> None:
-        CHOSEN[name]()
-        assert chosen() == TOLD[name]
-        with full_precision():
-            assert chosen() == []
 
     _in_a_fork(body)
 

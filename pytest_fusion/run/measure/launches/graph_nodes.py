@@ -70,7 +70,7 @@ def counts_of(nodes: Iterator[tuple[int, str]]) -> Counts:
 
 def readable(name: str) -> str:
     """A kernel's name without its return type and its parameters; C++ names as C++ writes them."""
-    name = _demangled(name).removeprefix("void ")
+    name = str(torch._C._demangle(name)).removeprefix("void ")
     if not name.endswith(")"):
         return name
     depth = 0
@@ -79,31 +79,6 @@ def readable(name: str) -> str:
         if depth == 0:
             return name[:position] or name
     return name
-
-
-def _demangled(name: str) -> str:
-    demangle = _cxa_demangle() if name.startswith("_Z") else None
-    if demangle is None:
-        return name
-    status = ctypes.c_int()
-    text = demangle(name.encode(), None, None, ctypes.byref(status))
-    try:
-        return ctypes.string_at(text).decode() if status.value == 0 and text else name
-    finally:
-        if text:
-            ctypes.CDLL(None).free(ctypes.c_void_p(text))
-
-
-@functools.cache
-def _cxa_demangle() -> Any:
-    """``__cxa_demangle`` of the C++ library that torch has loaded already; ``None`` where there is none."""
-    try:
-        function = ctypes.CDLL("libstdc++.so.6").__cxa_demangle
-    except (OSError, AttributeError):
-        return None
-    function.restype = ctypes.c_void_p
-    function.argtypes = [ctypes.c_char_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
-    return function
 
 
 class _KernelParams(ctypes.Structure):

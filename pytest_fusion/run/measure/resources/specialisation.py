@@ -59,17 +59,9 @@ class Specialisation:
 
     @classmethod
     def from_json(cls, data: Any) -> Specialisation:
-        """Raises ``ValueError`` where the data are not a specialisation."""
-        try:
-            return cls(
-                kernel=str(data["kernel"]),
-                place=Place(**data["place"]),
-                arguments=tuple(Argument(**argument) for argument in data["arguments"]),
-                options=dict(data["options"]),
-                globals=dict(data["globals"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"this is not a specialisation ({type(error).__name__}: {error})") from None
+        """Reads what ``as_json`` made, from another process of this package."""
+        arguments = tuple(Argument(**argument) for argument in data["arguments"])
+        return cls(**{**data, "place": Place(**data["place"]), "arguments": arguments})
 
     def key(self) -> str:
         """A text that is equal exactly where Triton compiles once."""
@@ -97,11 +89,6 @@ def shown(value: Json) -> str:
         case dict() if len(value) == 1:
             return str(next(iter(value.values())))
     return str(value)
-
-
-def merged(found: list[Specialisation]) -> list[Specialisation]:
-    """Each once, in order of first launch."""
-    return list({one.key(): one for one in found}.values())
 
 
 _NOTHING = ("argument", None, None, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,15 @@ class Ended:
     def last_line(self) -> str:
         """The last line that is not empty, cut at 200 characters."""
         return (last_line(self.output) or "no output")[:200]
+
+
+def installed(name: str, below: Sequence[str], environment: Mapping[str, str], more: Sequence[Path] = ()) -> str | None:
+    """The path of a tool: on PATH, ``below`` a CUDA toolkit, or one of ``more``; ``None`` where there is none."""
+    if (found := shutil.which(name, path=environment.get("PATH"))) is not None:
+        return found
+    homes = [*filter(None, map(environment.get, ("CUDA_HOME", "CUDA_PATH"))), "/usr/local/cuda", "/opt/cuda"]
+    paths = [*(Path(home) / place for home in homes for place in below), *more]
+    return next((str(path) for path in paths if path.is_file() and os.access(path, os.X_OK)), None)
 
 
 def environment(**more: str) -> dict[str, str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from pytest_fusion.run.measure.tools.again import installed
 
 INSTALL = (
     "ncu was not found: it comes with the CUDA toolkit (Debian and Ubuntu: cuda-nsight-compute-<version>, conda: "
@@ -41,8 +42,7 @@ METRICS: dict[str, tuple[str, Mapping[str, float]]] = {
 }
 _WHOLE = frozenset({"dram_read_bytes", "dram_written_bytes", "tensor_instructions"})
 
-_HOMES = ("CUDA_HOME", "CUDA_PATH")
-_TOOLKITS, _PACKAGES = ("/usr/local/cuda", "/opt/cuda"), "/opt/nvidia/nsight-compute"
+_PACKAGES = "/opt/nvidia/nsight-compute"
 _COLUMNS = ("ID", "Kernel Name", "Metric Name", "Metric Unit", "Metric Value")
 _NUMBER = re.compile(r"(\d{1,3}(,\d{3})+|\d+)(\.\d+)?([eE][+-]?\d+)?")
 _LACKING = frozenset({"", "n/a", "nan", "inf", "-nan"})
@@ -76,13 +76,8 @@ class Profiled:
 
 def find(environment: Mapping[str, str] = os.environ) -> str | None:
     """The path of ncu, on PATH, in a CUDA toolkit, or in its own packages' folder; ``None`` where there is none."""
-    found = shutil.which("ncu", path=environment.get("PATH"))
-    if found is not None:
-        return found
-    homes = [environment[name] for name in _HOMES if environment.get(name)]
-    paths = [Path(home) / "bin" / "ncu" for home in (*homes, *_TOOLKITS)]
-    paths += sorted(Path(_PACKAGES).glob("*/ncu"), reverse=True)
-    return next((str(path) for path in paths if path.is_file() and os.access(path, os.X_OK)), None)
+    packages = sorted(Path(_PACKAGES).glob("*/ncu"), reverse=True)
+    return installed("ncu", ("bin/ncu",), environment, packages)
 
 
 def command(executable: str, log: Path, metrics: Sequence[str], program: Sequence[str]) -> list[str]:

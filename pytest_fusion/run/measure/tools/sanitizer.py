@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from pytest_fusion.run.measure.tools.again import installed
 
 TOOLS: tuple[str, ...] = ("memcheck", "synccheck", "initcheck", "racecheck")
 INSTALL = (
@@ -21,7 +22,6 @@ INSTALL = (
 # Printed by the sanitized process before each case, so that a report can be given to one.
 MARK = "#pytest-fusion-case"
 
-_HOMES = ("CUDA_HOME", "CUDA_PATH")
 _BELOW = ("bin/compute-sanitizer", "compute-sanitizer/compute-sanitizer")
 _PREFIX = "========="
 _NEW = re.compile(r"at (?P<kernel>.+?)\+0x[0-9a-f]+(?: in (?P<file>.+?):(?P<line>\d+))?(?: \[\d+ hazards?\])?$")
@@ -72,16 +72,7 @@ class Report:
 
 def find(environment: Mapping[str, str] = os.environ) -> str | None:
     """The path of compute-sanitizer, on PATH or in a CUDA toolkit; ``None`` where there is none."""
-    found = shutil.which("compute-sanitizer", path=environment.get("PATH"))
-    if found is not None:
-        return found
-    homes = [environment[name] for name in _HOMES if environment.get(name)]
-    for home in (*homes, "/usr/local/cuda", "/opt/cuda"):
-        for below in _BELOW:
-            path = Path(home) / below
-            if path.is_file() and os.access(path, os.X_OK):
-                return str(path)
-    return None
+    return installed("compute-sanitizer", _BELOW, environment)
 
 
 def command(executable: str, tool: str, program: Sequence[str]) -> list[str]:

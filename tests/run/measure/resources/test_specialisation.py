@@ -22,7 +22,7 @@ import triton.language as tl
 from pytest_fusion.run.measure.resources.cubin import counts
 from pytest_fusion.run.measure.resources.function_places import NotFoundError, decode, encode, found, place_of
 from pytest_fusion.run.measure.resources.noting import bind, specialise
-from pytest_fusion.run.measure.resources.specialisation import Argument, Specialisation, merged
+from pytest_fusion.run.measure.resources.specialisation import Argument, Specialisation
 from pytest_fusion.run.measure.resources.targets import Resources, figures
 from tests.run.measure.resources import planted
 
@@ -78,19 +78,12 @@ def test_what_is_not_to_be_specialised_is_not() -> None:
 
 
 def test_a_specialisation_survives_json() -> None:
-    """What comes out of JSON is what went in, and is one with it when duplicates are merged."""
+    """What comes out of JSON is what went in."""
     x = torch.empty(64)
     got = _specialised(every_kernel, x, x, 3, 2, 5, 1.0, False, None, Pair(1, x), 128, (tl.int32, "s", None))
     back = Specialisation.from_json(json.loads(json.dumps(got.as_json())))
 
     assert back == got
-    assert merged([got, back]) == [got]
-
-
-def test_a_foreign_record_is_refused() -> None:
-    """Data that are no specialisation raise a ValueError that says so."""
-    with pytest.raises(ValueError, match="not a specialisation"):
-        Specialisation.from_json({"kernel": "k"})
 
 
 @pytest.mark.parametrize(

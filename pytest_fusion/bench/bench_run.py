@@ -83,7 +83,7 @@ def bench(
     found.resources += [(text, kernel) for text, one in figured for kernel in one.resources]
     again = session.again if on_gpu else recompilations_of(reports)
     swept = len(named) > 1 and (reports or (on_gpu and figured))
-    found.rows = _rows(figured, by_entry, found, stable(nodeid), environment)
+    found.rows = rows_of(figured, by_entry, found, stable(nodeid), environment)
     if swept:
         facts = {RECOMPILES: sum(times for _, times in again)}
         shared = common(stable(nodeid), environment)
@@ -150,13 +150,14 @@ def _on_device(
     return found
 
 
-def _rows(
+def rows_of(
     figured: Sequence[tuple[str, Figures]],
     reports: Mapping[str, Sequence[Report]],
     found: Measured,
     test: str,
     environment: Mapping[str, Any],
 ) -> list[Row]:
+    """The rows of each entry, fused and reference; what is not known of them goes to the notes of ``found``."""
     shared = common(test, environment)
     rows: list[Row] = []
     for text, one in figured:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -12,10 +12,11 @@ import torch
 from pytest_fusion import interpreter
 from pytest_fusion.bench import counters
 from pytest_fusion.bench.baseline.latency_judge import Noise
-from pytest_fusion.bench.baseline.row import Latency, Row, stable
+from pytest_fusion.bench.baseline.row import Latency, stable
 from pytest_fusion.bench.bench_request import BenchRequest
+from pytest_fusion.bench.bench_run import rows_of
 from pytest_fusion.bench.latency import against_itself, compared, latency, replay_method, samples, timed
-from pytest_fusion.bench.measured import Measured, beside_baseline, common, facts_of, work_facts
+from pytest_fusion.bench.measured import Figures, Measured, beside_baseline
 from pytest_fusion.bench.on_device import opened
 from pytest_fusion.case.containers import leaves, map_tensors, tensors_of
 from pytest_fusion.interpreter.launch import Launch
@@ -25,8 +26,8 @@ from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.measure.launches.count import count
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
 from pytest_fusion.run.measure.timing.alone import alone
+from pytest_fusion.run.measure.timing.graph_replay import twin
 from pytest_fusion.run.measure.timing.pairs import FEWEST_BLOCKS, PAIRS, Blocks, host_timed
-from pytest_fusion.run.measure.timing.rotation import twin
 from pytest_fusion.run.measure.traffic import Traffic, algorithmic_bytes, traffic_of
 from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.wording import brief
@@ -80,24 +81,22 @@ def measure(pair: Pair, request: BenchRequest, *, nodeid: str, case: str, enviro
     except Exception as error:  # noqa: BLE001 - whatever a call raises that bears being judged and not being counted
         found.notes.append(f"{case}: not measured: the call raises {brief(error)} while it is counted")
         return found
-    found.notes += [f"{case}: {what} not known: {why}" for what, why in _unknown(ours.counts, theirs.counts, work)]
-    found.notes += [f"{case}: launches of the kernel: {doubt}" for doubt in getattr(ours.counts, "doubts", ())]
-    timing: Latency | None = None
-    raw: dict[str, tuple[float, ...]] = {}
+    notes = [f"launches of the kernel: {doubt}" for doubt in getattr(ours.counts, "doubts", ())]
+    notes += [f"bytes of the reference not known: {work}"] if isinstance(work, str) else []
+    figures = Figures(
+        ours.counts,
+        algorithmic_bytes(pair.inputs.values(), ours.result),
+        theirs.counts,
+        work if isinstance(work, Traffic) else None,
+        notes=tuple(notes),
+    )
     machine: Noise | None = None
     try:
         timing, raw, machine = _timed(pair, ours, theirs, environment)
+        figures = replace(figures, latency=timing, samples=raw)
     except _NoLatencyError as why:
-        found.notes.append(f"{case}: no latency: {why}")
-    shared = {"case": case, **common(stable(nodeid), environment)}
-    facts, names, methods = facts_of(ours.counts)
-    facts["bytes.algorithmic"] = algorithmic_bytes(pair.inputs.values(), ours.result)
-    found.rows = [Row(role="fused", facts=facts, names=names, methods=methods, latency=timing, samples=raw, **shared)]
-    facts, names, methods = facts_of(theirs.counts)
-    if isinstance(work, Traffic):
-        facts |= work_facts(work)
-    if facts:
-        found.rows.append(Row(role="reference", facts=facts, names=names, methods=methods, **shared))
+        figures = replace(figures, untimed=str(why))
+    found.rows = rows_of([(case, figures)], {}, found, stable(nodeid), environment)
     found.counters = counters.counted(request.counters, {case: ours.counts}, on_gpu=pair.device.type == "cuda")
     found.notes += counters.notes(found.counters)
     return beside_baseline(found, request, nodeid, environment, machine)
@@ -166,12 +165,6 @@ def _traffic(theirs: _Counted, pair: Pair) -> Traffic | str:
     if theirs.launched or any(name.startswith(_INDUCTOR) for name, _ in names):
         return _UNSEEN
     return traffic_of(lambda: pair.reference(**pair.inputs))
-
-
-def _unknown(ours: Counts | Uncounted, theirs: Counts | Uncounted, work: Traffic | str) -> list[tuple[str, str]]:
-    found = [("launches of the kernel", ours.reason)] if isinstance(ours, Uncounted) else []
-    found += [("launches of the reference", theirs.reason)] if isinstance(theirs, Uncounted) else []
-    return found + ([("bytes of the reference", work)] if isinstance(work, str) else [])
 
 
 class _NoLatencyError(Exception):

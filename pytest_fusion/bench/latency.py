@@ -11,13 +11,11 @@ from typing import Any
 import torch
 
 from pytest_fusion.bench.baseline.bootstrap import Estimate, block_ratios, estimate, settled
-from pytest_fusion.bench.baseline.device_class import latency_place, unit_of
 from pytest_fusion.bench.baseline.latency_judge import Noise, noise
-from pytest_fusion.bench.baseline.row import Latency
+from pytest_fusion.bench.baseline.row import Latency, latency_place, unit_of
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
-from pytest_fusion.run.measure.timing.graph_replay import Replayed, replayed
+from pytest_fusion.run.measure.timing.graph_replay import Replayed, copies_needed, replayed, rotated
 from pytest_fusion.run.measure.timing.pairs import Blocks, Timed, paired
-from pytest_fusion.run.measure.timing.rotation import copies_needed, rotated
 from pytest_fusion.run.measure.traffic import algorithmic_bytes
 
 # What a case may take to be timed, and how small a change it is to tell.

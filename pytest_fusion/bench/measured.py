@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pytest_fusion.bench.baseline import store
-from pytest_fusion.bench.baseline.device_class import device_class
 from pytest_fusion.bench.baseline.latency_judge import Noise
-from pytest_fusion.bench.baseline.row import Latency, Row, stable
+from pytest_fusion.bench.baseline.row import Latency, Row, device_class, stable
 from pytest_fusion.bench.baseline.row_compare import Comparison, compare, judged
 from pytest_fusion.bench.bench_request import BenchRequest
 from pytest_fusion.bench.counters import Counters

@@ -122,8 +122,7 @@ def _report(source: Path, target: Path) -> int:
 def _baseline(view: str, folder: Path | None, file: Path | None) -> int:
     from datetime import UTC, datetime
 
-    from pytest_fusion.bench.baseline.listing import listed, shown
-    from pytest_fusion.bench.baseline.store import FOLDER
+    from pytest_fusion.bench.baseline.store import FOLDER, listed, shown
 
     now = datetime.now(UTC)
     lines = shown(file, now) if view == "show" and file is not None else listed(folder or FOLDER, now)

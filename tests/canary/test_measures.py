@@ -19,8 +19,7 @@ from pytest_fusion.canary.evidence.promotion_rules import LATENCY, RULES
 from pytest_fusion.canary.evidence.sequential import mean
 from pytest_fusion.canary.live.comparing import call_pairs, measures
 from pytest_fusion.canary.live.comparing.call_pairs import HALF, Pairs, Plan, clock_of
-from pytest_fusion.canary.live.comparing.measures import Budget
-from pytest_fusion.canary.live.comparing.referee import Referee
+from pytest_fusion.canary.live.comparing.measures import Budget, Referee
 from tests.canary.kernels import Kernel, Patient, double, made, observed
 from tests.sweeps import sweep
 

@@ -8,7 +8,6 @@ from typing import Literal
 
 from pytest_fusion.bench.baseline.bootstrap import Estimate
 from pytest_fusion.bench.baseline.codec import Baseline
-from pytest_fusion.bench.baseline.device_class import elsewhere, renewed
 from pytest_fusion.bench.baseline.facts import (
     RECOMPILES,
     Change,
@@ -19,7 +18,7 @@ from pytest_fusion.bench.baseline.facts import (
     group,
 )
 from pytest_fusion.bench.baseline.latency_judge import Judgement, Noise, Question, against_stored, judge, level, worth
-from pytest_fusion.bench.baseline.row import Key, Latency, Row
+from pytest_fusion.bench.baseline.row import Key, Latency, Row, elsewhere, renewed
 from pytest_fusion.bench.output_digest import GoldenChange, GoldenStatus, compare_golden
 
 RowStatus = Literal["regressed", "missing", "unknown", "inconclusive", "changed", "improved", "new", "same"]

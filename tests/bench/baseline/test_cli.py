@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fusion.bench.baseline.listing import listed
-from pytest_fusion.bench.baseline.store import FOLDER
+from pytest_fusion.bench.baseline.store import FOLDER, listed
 from pytest_fusion.bench.baseline.update import update
 from pytest_fusion.plugin.cli import main
 from tests.bench.baseline.made import file_of, golden, latency, row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fusion.bench.baseline.device_class import MODELLED, device_class, elsewhere, latency_place, renewed, unit_of
+from pytest_fusion.bench.baseline.row import MODELLED, device_class, elsewhere, latency_place, renewed, unit_of
 
 GPU = {
     "lane": "cuda",

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pytest_fusion.run.measure.timing import pairs
+from pytest_fusion.run.measure.timing.graph_replay import FEWEST, MOST, copies_needed, rotated, twin
 from pytest_fusion.run.measure.timing.pairs import FEWEST_BLOCKS, MOST_BLOCKS, PAIRS, paired, warmed
-from pytest_fusion.run.measure.timing.rotation import FEWEST, MOST, copies_needed, rotated, twin
 
 
 class Clock:

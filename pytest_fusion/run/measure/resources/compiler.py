@@ -17,8 +17,9 @@ from pytest_fusion.interpreter.scoped import holding
 from pytest_fusion.run.autotuned import causes
 from pytest_fusion.run.measure.resources import cubin
 from pytest_fusion.run.measure.resources.function_places import NotFoundError, decode, found, kernel_of, unwrapped
-from pytest_fusion.run.measure.resources.noting import Live, Noted, read_globals
+from pytest_fusion.run.measure.resources.noting import Noted
 from pytest_fusion.run.measure.resources.specialisation import Json, Specialisation, shown
+from pytest_fusion.run.measure.resources.specialiser import Live, read_globals
 from pytest_fusion.run.measure.resources.targets import Resources, Target, excess, occupancy
 from pytest_fusion.spec.wording import first_line
 

@@ -21,8 +21,8 @@ import triton.language as tl
 
 from pytest_fusion.run.measure.resources.cubin import counts
 from pytest_fusion.run.measure.resources.function_places import NotFoundError, decode, encode, found, place_of
-from pytest_fusion.run.measure.resources.noting import bind, specialise
 from pytest_fusion.run.measure.resources.specialisation import Argument, Specialisation
+from pytest_fusion.run.measure.resources.specialiser import bind, specialise
 from pytest_fusion.run.measure.resources.targets import Resources, figures
 from tests.run.measure.resources import planted
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,14 +31,7 @@ class Compiled:
 
     again: int
     kernels: int
-    why: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Compiled:
-        return cls(int(data["again"]), int(data["kernels"]), tuple(map(str, data["why"])))
+    why: Sequence[str] = ()
 
 
 def compiled(launches: Mapping[str, Sequence[Specialisation]], keys: Collection[str]) -> Compiled:
@@ -60,15 +53,6 @@ class Spills:
     kernels: Mapping[str, str]
     where: str
     problem: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Spills:
-        counts = {str(text): int(many) for text, many in data["bytes"].items()}
-        kernels = {str(text): str(name) for text, name in data["kernels"].items()}
-        return cls(counts, kernels, str(data["where"]), str(data["problem"]))
 
 
 def spills(

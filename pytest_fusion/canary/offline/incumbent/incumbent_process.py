@@ -132,11 +132,11 @@ class Remote:
         return Counts.from_json(answer["counts"]) if "counts" in answer else Uncounted(str(answer["reason"]))
 
     def compiled(self, keys: Sequence[str]) -> Compiled:
-        return Compiled.from_json(self._process.request("compiled", seconds=self._seconds, keys=list(keys)))
+        return Compiled(**self._process.request("compiled", seconds=self._seconds, keys=list(keys))["found"])
 
     def spills(self, sized: Sequence[tuple[str, Case]]) -> Spills:
         cases = [[text, case.as_json()] for text, case in sized]
-        return Spills.from_json(self._process.request("spills", seconds=START_S, sized=cases))
+        return Spills(**self._process.request("spills", seconds=START_S, sized=cases)["found"])
 
     def timer(self, case: Case, what: Timed) -> RemoteTimer:
         """A timer like `paired_latency.timer`, in the process. Raises ``CanaryError`` where it cannot be timed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,10 @@ class ServedKernel:
         return {"reason": counts.reason} if isinstance(counts, Uncounted) else {"counts": counts.as_json()}
 
     def compiled(self, keys: Sequence[str]) -> dict[str, Any]:
-        return self.kernel.compiled(keys).as_json()
+        return {"found": asdict(self.kernel.compiled(keys))}
 
     def spills(self, sized: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        return self.kernel.spills([(text, Case.from_json(case)) for text, case in sized]).as_json()
+        return {"found": asdict(self.kernel.spills([(text, Case.from_json(case)) for text, case in sized]))}
 
     def time(self, case: Case, what: Timed) -> dict[str, Any]:
         kernel = self.kernel

@@ -70,7 +70,8 @@ def counts_of(nodes: Iterator[tuple[int, str]]) -> Counts:
 
 def readable(name: str) -> str:
     """A kernel's name without its return type and its parameters; C++ names as C++ writes them."""
-    name = str(torch._C._demangle(name)).removeprefix("void ")
+    # Any other name would be read as that of a type: "a" as "signed char".
+    name = (str(torch._C._demangle(name)) if name.startswith("_Z") else name).removeprefix("void ")
     if not name.endswith(")"):
         return name
     depth = 0

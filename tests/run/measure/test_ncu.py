@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fusion.run.measure.tools import ncu
+from pytest_fusion.run.measure.tools import again, ncu
 from pytest_fusion.run.measure.tools.ncu import METRICS, Profiled, UnreadableError, parse
 
 # A bfloat16 softmax of 8192 x 4096 called twice, behind what draws its input.
@@ -131,7 +131,7 @@ def test_where_ncu_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return str(path)
 
     monkeypatch.setattr(ncu, "_PACKAGES", str(tmp_path / "packages"))
-    monkeypatch.setattr(ncu, "_TOOLKITS", ())
+    monkeypatch.setattr(again, "_TOOLKITS", ())
     toolkit = install(tmp_path / "cuda" / "bin" / "ncu")
     on_path = install(tmp_path / "bin" / "ncu")
     assert ncu.find({"PATH": str(tmp_path / "bin"), "CUDA_HOME": str(tmp_path / "cuda")}) == on_path

@@ -14,6 +14,7 @@ from pytest_fusion.run.process.supervisor import kill_group, last_line
 
 # Files that a project's own settings name are those of the run that this one is part of.
 _FILES = ("fusion-json", "fusion-report", "junit-xml")
+_TOOLKITS = ("/usr/local/cuda", "/opt/cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,7 @@ def installed(name: str, below: Sequence[str], environment: Mapping[str, str], m
     """The path of a tool: on PATH, ``below`` a CUDA toolkit, or one of ``more``; ``None`` where there is none."""
     if (found := shutil.which(name, path=environment.get("PATH"))) is not None:
         return found
-    homes = [*filter(None, map(environment.get, ("CUDA_HOME", "CUDA_PATH"))), "/usr/local/cuda", "/opt/cuda"]
+    homes = [*filter(None, map(environment.get, ("CUDA_HOME", "CUDA_PATH"))), *_TOOLKITS]
     paths = [*(Path(home) / place for home in homes for place in below), *more]
     return next((str(path) for path in paths if path.is_file() and os.access(path, os.X_OK)), None)
 

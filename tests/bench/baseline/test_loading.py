@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_a_controller_compares_and_writes_without_torch() -> None:
     """Records, files, comparison and updates import neither torch, triton, numpy nor Hypothesis."""
-    names = ("row_compare", "update", "store", "listing", "latency_judge")
+    names = ("row_compare", "update", "store", "latency_judge")
     heavy = ("torch", "triton", "numpy", "hypothesis")
     code = f"import sys; {'; '.join(f'import pytest_fusion.bench.baseline.{name}' for name in names)}; "
     code += f"print([name for name in {heavy!r} if name in sys.modules])"

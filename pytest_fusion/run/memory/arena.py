@@ -115,5 +115,8 @@ def find_damage(regions: Sequence[Region], device: torch.device) -> list[Damage]
         pristine.synchronize(device)  # the kernel may have run on another stream than the current one
     suspects = which([region.suspicion() for region in regions])
     return [
-        damage for region, suspicious in zip(regions, suspects, strict=True) if suspicious for damage in region.damage()
+        damage
+        for region, suspicious in zip(regions, suspects, strict=True)
+        if suspicious or region.strayed()
+        for damage in region.damage()
     ]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 Zone = Literal["before", "after", "between"]
+# One stretch of a zone: ``elements``, ``farthest`` and ``count`` as in `Damage`.
+Part = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,12 @@ class Damage:
     elements: int
     farthest: int
     count: int
+
+    @classmethod
+    def of(cls, name: str, zone: Zone, parts: Sequence[Part]) -> Damage:
+        """The damage of several stretches of one zone."""
+        nearest, farthest, counts = zip(*parts, strict=True)
+        return cls(name, zone, min(nearest), max(farthest), sum(counts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from pytest_fusion.run.memory.damage import Damage, Zone
+from pytest_fusion.run.memory.damage import Damage, Part, Zone
 from pytest_fusion.run.memory.region import Region
 
 # Below this a gap is filled and compared in a fraction of a second.
@@ -58,15 +58,15 @@ class FarRegion(Region):
         return True
 
     def damage(self) -> list[Damage]:
-        """What changed in the guards; synchronises with the device."""
+        """What changed in the guards and in the slack beyond them; synchronises with the device."""
         size = self._words.element_size()
         low, high = self._first, self._last
-        found: list[Damage] = []
+        found: dict[Zone, list[Part]] = {"before": [], "after": []}
         sides: tuple[tuple[Zone, int, int], ...] = (("before", 0, low), ("after", high, self._words.numel()))
         for zone, start, stop in sides:
             where = self._words[start:stop].ne(self._value).nonzero().flatten().cpu() + start
             if where.numel():
                 away = low - where if zone == "before" else where - high + 1
                 nearest, farthest = (-(-int(words) // self._per) for words in away.aminmax())
-                found.append(Damage(self.name, zone, nearest, farthest, size * where.numel()))
-        return found
+                found[zone].append((nearest, farthest, size * where.numel()))
+        return self._with_strays(found, low, high)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pytest_fusion.run.bits import storage_of
 from pytest_fusion.run.memory.backing import ALIGNMENT, CPU_GUARD_BYTES, DEVICE_GUARD_BYTES, Backing
-from pytest_fusion.run.memory.damage import Change, Damage, Zone
+from pytest_fusion.run.memory.damage import Change, Damage, Part, Zone
 from pytest_fusion.run.memory.fill import pattern, word
 
 # Comparing makes a bool per word: 64 Mi of them at a time keep a 4 GB storage from needing 2 GB more.
@@ -117,6 +117,7 @@ class Region:
         """Put another fill into guards and gaps; own elements and addresses stay."""
         self.bits = pattern(self.dtype, fill, self.variant)
         _, self._value = word(self.dtype, fill, self.variant)
+        self._backing.forget_strays()
         if self.ungapped:
             self._fill_guards()
             return
@@ -125,7 +126,7 @@ class Region:
         self.own.copy_(values)
 
     def suspicion(self) -> Tensor | bool:
-        """Whether guards or gaps changed, as a 0-dim bool on the device where it may be one; no sync."""
+        """Whether guards or gaps changed (slack apart), as a 0-dim bool on the device where it may be one; no sync."""
         sides = ((0, self.guard_bytes), (self._backing.memory.nbytes - self.guard_bytes, self._backing.memory.nbytes))
         intact = [self._backing.holds(start, stop, self.bits) for start, stop in sides]
         if False in intact:
@@ -142,6 +143,10 @@ class Region:
             return sum(rest, start=first).ne(self.own.ne(self._value).count_nonzero())
         return self._changed_words().any()
 
+    def strayed(self) -> bool:
+        """Whether something was written beyond the guards, in the slack of a CPU mapping."""
+        return any(True for _ in self._backing.strays())
+
     def damage(self) -> list[Damage]:
         """Everything that changed outside the own elements, by zone; synchronises with the device."""
         changed = self._changed_words().nonzero().flatten().cpu()
@@ -150,7 +155,7 @@ class Region:
         owned = own.nonzero().flatten().cpu()
         low = self._first + self.offset * self._per
         high = int(owned[-1]) if owned.numel() else low - 1
-        found: list[Damage] = []
+        found: dict[Zone, list[Part]] = {"before": [], "between": [], "after": []}
         zones: tuple[tuple[Zone, Tensor], ...] = (
             ("before", changed[changed < low]),
             ("between", changed[(changed > low) & (changed < high)]),
@@ -168,9 +173,18 @@ class Region:
                 away = torch.minimum(where - owned[right - 1], owned[right] - where)
             nearest, farthest = (-(-int(words) // self._per) for words in away.aminmax())
             flipped = self._words[where.to(self._words.device)].bitwise_xor(self._value)
-            count = int(flipped.view(torch.uint8).count_nonzero())
-            found.append(Damage(self.name, zone, nearest, farthest, count))
-        return found
+            found[zone].append((nearest, farthest, int(flipped.view(torch.uint8).count_nonzero())))
+        return self._with_strays(found, low, high + 1)
+
+    def _with_strays(self, found: dict[Zone, list[Part]], low: int, high: int) -> list[Damage]:
+        """``found`` and what was written into the slack: how far off is counted from words ``low`` and ``high - 1``."""
+        size = self._words.element_size()
+        for start, stop in self._backing.strays():
+            zone: Zone = "before" if start < low * size else "after"
+            gap = low * size - (stop - 1) if zone == "before" else start - high * size + 1
+            nearest, farthest = (-(-at // self.dtype.itemsize) for at in (gap, gap + stop - start - 1))
+            found[zone].append((nearest, farthest, stop - start))
+        return [Damage.of(self.name, zone, parts) for zone, parts in found.items() if parts]
 
     def save(self) -> None:
         """Remember the own elements' bits for ``altered`` and ``change``."""

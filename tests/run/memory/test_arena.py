@@ -128,14 +128,19 @@ def test_empty_tensor_is_guarded(element: int, zone: str, distance: int) -> None
     assert arena.damage() == [Damage("x", zone, distance, distance, 1)]
 
 
-def test_far_writes_hit_nothing_else() -> None:
-    """A store far beyond the guard lands in address space that is nobody's: no damage, and no other tensor's."""
+def test_far_writes_are_found() -> None:
+    """A store far beyond the guard damages nothing else and is reported with its distance."""
     arena = Arena(CPU, "nan")
     x, y = make(arena, "contiguous", name="x"), make(arena, "contiguous", name="y")
     start = x.untyped_storage().data_ptr()
     flip(start + 60 + SLACK_BYTES // 2)
     flip(start - SLACK_BYTES // 4)
 
+    assert arena.damage() == [
+        Damage("x", "before", SLACK_BYTES // 4 // 4, SLACK_BYTES // 4 // 4, 1),
+        Damage("x", "after", SLACK_BYTES // 2 // 4 + 1, SLACK_BYTES // 2 // 4 + 1, 1),
+    ]
+    arena.refill("huge")
     assert arena.damage() == []
     assert y.isnan().all()
 

@@ -134,7 +134,7 @@ class _Stage:
                 return self._end("rollback", math.ceil(self._fault), ("failures",))
             for cell, (values, many) in self._values.items():
                 counted[cell].update(values[many[row - 1] if row else 0 : many[row]])
-            found = judge(self._evidence(row, counted), self._rules)
+            found = judge(self._evidence(row, counted), self._rules, intervals=False)
             if found.decision in ("promote", "rollback", "error") or done == self._looks[-1]:
                 return self._end(found.decision, done, found.reasons)
         raise AssertionError("there is a last look")

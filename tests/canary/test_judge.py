@@ -68,7 +68,7 @@ def test_a_better_one_is_called_better_and_promoted() -> None:
 
     assert judge(evidence).decision == "promote"
     assert found(evidence, "latency_ratio").status == "better"
-    assert found(evidence, "latency_ratio").estimate < 0
+    assert found(evidence, "latency_ratio").high < 0
 
 
 @pytest.mark.parametrize(
@@ -276,6 +276,16 @@ def test_a_judgement_is_json_without_nan() -> None:
     for evidence in (service(), Evidence("r1")):
         text = json.dumps(judge(evidence).as_json(), allow_nan=False)
         assert json.loads(text)["decision"] == judge(evidence).decision
+
+
+def test_leaving_intervals_out_changes_no_verdict() -> None:
+    """No decision rests on the intervals."""
+    evidence = service(events={("violation", "small"): 3})
+    with_them, without = judge(evidence), judge(evidence, intervals=False)
+
+    assert with_them.reasons == without.reasons
+    assert math.isnan(without.findings[0].high)
+    assert 0 < with_them.findings[0].high < 1e-3
 
 
 @sweep("candidate", BAD, ids=lambda candidate: candidate.name, fast=3)

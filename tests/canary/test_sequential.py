@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pytest_fusion.canary.evidence.sequential import RATE, Scale, above, below, clean_calls, mean, percent
+from pytest_fusion.canary.evidence.sequential import RATE, Scale, above, below, clean_calls, interval, mean, percent
 from tests.sweeps import sweep
 
 RATIO = Scale(-0.25, 0.25, 0.005)
@@ -93,7 +93,7 @@ def test_wealth_does_not_grow_on_average_with_ratios_either() -> None:
         assert expected == pytest.approx(1, abs=1e-9)
 
 
-def test_a_test_for_one_look_would_not_pass_that_test() -> None:
+def test_an_interval_for_one_look_would_not_pass_that_test() -> None:
     """The usual 95 % interval, looked at all the time, excludes the truth far more often: the simulation can tell."""
 
     def usual(counts: Counter[int]) -> bool:
@@ -129,8 +129,9 @@ def test_events_that_are_never_to_be_seen_need_no_more_than_one() -> None:
 
 
 def test_nothing_seen_is_no_evidence() -> None:
-    """Without observations evidence is zero, and there is no mean."""
+    """Without observations the interval is the whole scale, and evidence is zero."""
     assert above({}, RATIO, 0.03) == below({0: 0}, RATIO, 0.03) == 0.0
+    assert interval({}, RATIO, 0.01) == (-0.25, 0.25)
     assert math.isnan(mean({}, RATIO))
 
 
@@ -141,11 +142,26 @@ def test_nothing_seen_is_no_evidence() -> None:
 )
 @settings(max_examples=60, deadline=None)
 def test_evidence_falls_as_the_bound_rises(counts: dict[int, int], one: float, other: float) -> None:
-    """There is more evidence of being above a lower bound, below a higher one."""
+    """So an interval is an interval: there is more evidence of being above a lower bound, below a higher one."""
     lower, higher = sorted((one, other))
 
     assert above(counts, RATIO, lower) >= above(counts, RATIO, higher) - 1e-9
     assert below(counts, RATIO, lower) <= below(counts, RATIO, higher) + 1e-9
+
+
+@given(st.dictionaries(st.integers(0, 100), st.integers(1, 3000), min_size=1))
+@settings(max_examples=40, deadline=None)
+def test_an_interval_ends_where_the_evidence_reaches_its_level(counts: dict[int, int]) -> None:
+    """The mean is inside, the ends are on the scale, and just inside of them nothing is refuted."""
+    low, high = interval(counts, RATIO, 0.02)
+    centre = mean(counts, RATIO)
+
+    assert RATIO.low <= low <= centre + 1e-12
+    assert centre - 1e-12 <= high <= RATIO.high
+    assert above(counts, RATIO, low + 1e-3 * (centre - low)) < math.log(100)
+    assert below(counts, RATIO, high - 1e-3 * (high - centre)) < math.log(100)
+    if low > RATIO.low:
+        assert above(counts, RATIO, low - 1e-3 * (low - RATIO.low)) >= math.log(100)
 
 
 @pytest.mark.parametrize(("low", "high", "step"), [(0, 1, 0), (1, 0, 1), (0, 1, 0.3), (0, math.inf, 1)])
@@ -176,3 +192,9 @@ def test_values_outside_are_clipped_and_nan_is_none() -> None:
 def test_a_mean_of_clipped_values_is_told_as_a_bound(values: list[float], told: str) -> None:
     """Thirty times slower is not 28.4 % slower, where the scale ends; one interrupt in a hundred changes nothing."""
     assert percent(Counter(map(RATIO.index, values)), RATIO) == told
+
+
+def test_alpha_is_a_probability() -> None:
+    """An interval of another level is refused."""
+    with pytest.raises(ValueError, match="alpha is 1"):
+        interval({0: 1}, RATE, 1)

@@ -133,7 +133,7 @@ class _RolloutBuilder:
         if kind == "block" and (process, event.get("block")) not in self._counted:
             self._counted.add((process, event["block"]))
             # Another version may write other forms of these, which are left out; the evidence still counts.
-            with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
+            with contextlib.suppress(AttributeError, TypeError, ValueError):
                 self.served.update({(str(state), str(arm)): int(many) for state, arm, many in event["served"]})
                 self.counts.update({str(what): int(many) for what, many in event["new"].items()})
 

@@ -34,8 +34,9 @@ class Observation:
 
     ``arm`` is ``"itself"`` where the incumbent ran again in the candidate's place.
 
-    ``worst`` is the largest difference of the outputs' ``elements`` as a multiple of what is allowed, ``beyond`` how
-    many differ by more than that. ``call`` is the noted call, for writing disagreements; judges do not use it.
+    ``squared_difference`` and ``squared_incumbent`` are sums over the ``elements`` of the outputs, ``worst`` the
+    largest difference as a multiple of what is allowed, ``beyond`` how many elements differ by more than that. ``call``
+    is the noted call, for writing disagreements; judges do not use it.
     """
 
     result: str
@@ -44,6 +45,8 @@ class Observation:
     elements: int = 0
     beyond: int = 0
     worst: float = 0.0
+    squared_difference: float = 0.0
+    squared_incumbent: float = 0.0
     arm: Literal["candidate", "itself"] = "candidate"
     call: Any = field(default=None, compare=False, repr=False)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pytest_fusion.canary.evidence.evidence_counts import Cell, Evidence, Tally
 from pytest_fusion.canary.evidence.promotion_rules import RULES, Metric, Role, Rules
-from pytest_fusion.canary.evidence.sequential import above, below, clean_calls, in_percent, mean, percent
+from pytest_fusion.canary.evidence.sequential import above, below, clean_calls, in_percent, interval, mean, percent
 
 Decision = Literal["promote", "hold", "rollback", "error", "nodata"]
 # pass: shown to be good enough. open: not yet known. nodata: fewer observations than needed.
@@ -25,8 +25,8 @@ _FAIR = 0.5
 class Finding:
     """The judgement of one metric, in one bucket or, with ``bucket=None``, over all calls.
 
-    ``estimate`` is the mean of the ``seen`` observations, NaN for none. ``share`` is the bucket's part
-    of all calls.
+    ``estimate`` is the mean of the ``seen`` observations, NaN for none; ``low`` and ``high`` are the ends of its
+    interval, valid at every look, or NaN if not requested. ``share`` is the bucket's part of all calls.
     """
 
     metric: str
@@ -36,12 +36,16 @@ class Finding:
     seen: int
     share: float
     estimate: float
+    low: float
+    high: float
     reason: str
 
     def as_json(self) -> dict[str, Any]:
         """The finding in JSON types, with ``None`` for NaN."""
         data = {name: getattr(self, name) for name in self.__slots__}
-        return {**data, "estimate": None if math.isnan(self.estimate) else float(self.estimate)}
+        for name in ("estimate", "low", "high"):
+            data[name] = None if math.isnan(data[name]) else float(data[name])
+        return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +66,17 @@ class Judgement:
         }
 
 
-def judge(evidence: Evidence, rules: Rules = RULES) -> Judgement:
+def judge(evidence: Evidence, rules: Rules = RULES, *, intervals: bool = True) -> Judgement:
     """The verdict on the candidate now.
 
     *rollback*: a critical metric is worse, over all calls or in one bucket. *error*: the measurement or the counts
     cannot be trusted, so nothing is promoted. *nodata*: no calls, or most metrics have fewer observations than needed.
     *hold*: an ordinary metric is worse, or something is not yet shown. *promote*: every metric is good enough over all
-    calls and in each bucket of some traffic.
+    calls and in each bucket of some traffic. ``intervals=False`` leaves out the intervals of the findings, which take
+    most of the time and decide nothing.
     """
     total = sum(evidence.calls.values())
-    findings = list(_findings(evidence, rules, total))
+    findings = list(_findings(evidence, rules, total, intervals))
     active = [finding for finding in findings if finding.role != "muted"]
     worse = [one for one in active if one.status == "worse"]
     back = [one for one in worse if one.role == "critical"]
@@ -110,7 +115,7 @@ def _inconsistent(evidence: Evidence, rules: Rules) -> Iterator[str]:
             yield f"{cell.metric}: bucket {cell.bucket!r} has {tally.seen} observations and no calls; are counts lost?"
 
 
-def _findings(evidence: Evidence, rules: Rules, total: int) -> Iterator[Finding]:
+def _findings(evidence: Evidence, rules: Rules, total: int, intervals: bool) -> Iterator[Finding]:
     for metric in rules.metrics:
         tallies = {
             cell.bucket: tally
@@ -122,17 +127,18 @@ def _findings(evidence: Evidence, rules: Rules, total: int) -> Iterator[Finding]
         distrust = "counts that are not on its scale" if off_scale else _distrusted(metric, pooled, evidence, rules)
         if distrust:
             reason = f"{metric.name}: {distrust}"
-            yield Finding(metric.name, None, metric.role, "error", pooled.seen, 1.0, math.nan, reason)
+            nan = math.nan
+            yield Finding(metric.name, None, metric.role, "error", pooled.seen, 1.0, nan, nan, nan, reason)
             continue
         shared = rules.back / (2 * len(rules.metrics))
         untested = _untested(metric, evidence)
         held = untested or _lopsided(metric, evidence, rules, total)
-        yield _finding(metric, None, pooled, 1.0, shared, rules, held, untested)
+        yield _finding(metric, None, pooled, 1.0, shared, rules, intervals, held, untested)
         family = max(rules.most_buckets, len(evidence.buckets()))
         for bucket in evidence.buckets():
             share = evidence.calls.get(bucket, 0) / total if total else 0.0
             tally = tallies.get(bucket, Tally())
-            yield _finding(metric, bucket, tally, share, shared / family, rules, "", untested)
+            yield _finding(metric, bucket, tally, share, shared / family, rules, intervals, "", untested)
 
 
 def _distrusted(metric: Metric, pooled: Tally, evidence: Evidence, rules: Rules) -> str:
@@ -185,6 +191,7 @@ def _finding(
     share: float,
     alpha: float,
     rules: Rules,
+    intervals: bool,
     held: str,
     untested: str,
 ) -> Finding:
@@ -195,6 +202,7 @@ def _finding(
     where = metric.name if bucket is None else f"{metric.name} in bucket {bucket!r}"
     estimate = mean(counts, scale)
     found = f"{where}: {_mean(metric, tally)} in {seen} observations" if seen else where
+    low, high = interval(counts, scale, 2 * alpha) if intervals and seen else (math.nan, math.nan)
     status: Status
     worse = above(counts, scale, metric.acceptable) >= math.log(1 / alpha)
     if worse and untested:
@@ -211,7 +219,7 @@ def _finding(
     else:
         better = not metric.is_rate and below(counts, scale, 0.0) >= enough
         status, reason = "better" if better else "pass", f"{found}, shown to be under {_amount(metric, limit)}"
-    return Finding(metric.name, bucket, metric.role, status, seen, share, estimate, reason)
+    return Finding(metric.name, bucket, metric.role, status, seen, share, estimate, low, high, reason)
 
 
 def _mean(metric: Metric, tally: Tally) -> str:

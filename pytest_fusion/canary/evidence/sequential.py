@@ -1,4 +1,4 @@
-"""Tests of a mean that hold after every observation: betting on binned, bounded values.
+"""Tests and intervals for a mean that hold after every observation: betting on binned, bounded values.
 
 A gambler who starts with 1 and bets that the mean is above ``m`` gets, for an observation ``x`` of at least ``low``,
 ``(x - low) / (m - low)`` for each coin that he stakes and keeps the rest. Where the mean is at most ``m``, whatever
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,18 +108,59 @@ def below(counts: Mapping[int, int], scale: Scale, bound: float) -> float:
     return _wealth(counts, _payoffs(scale, bound, up=False)) if bound > scale.low else 0.0
 
 
+def interval(counts: Mapping[int, int], scale: Scale, alpha: float) -> tuple[float, float]:
+    """A confidence interval of the mean: it ever excludes the true one in at most ``alpha`` of all streams.
+
+    Raises ``ValueError`` for an ``alpha`` that is no probability.
+    """
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha is {alpha}, and must be a probability between 0 and 1")
+    needed = math.log(2 / alpha)
+    centre = mean(counts, scale)
+    if math.isnan(centre):
+        return scale.low, scale.high
+    # Evidence falls as the bound nears the mean from either side, so each end is a sign change.
+    lower = _refuted(lambda bound: _fresh(counts, scale, bound, up=True) >= needed, scale.low, centre)
+    upper = _refuted(lambda bound: _fresh(counts, scale, bound, up=False) >= needed, scale.high, centre)
+    return lower, upper
+
+
 def clean_calls(limit: float, alpha: float) -> int:
     """The number of observations without an event that shows its rate to be below ``limit``."""
     return math.ceil(math.log(2 / alpha) / -math.log1p(-limit))
 
 
-@functools.lru_cache(maxsize=64)  # a judge needs the same few bounds at every look
-def _payoffs(scale: Scale, bound: float, *, up: bool) -> NDArray[np.float64]:
+def _refuted(refutes: Callable[[float], bool], outer: float, inner: float) -> float:
+    """The end of the refuted range between ``outer`` and ``inner``; ``outer`` where nothing is refuted."""
+    unit = inner - outer
+    # Bisects on a logarithmic grid, which resolves a rate of 10^-6 as well as one of one half.
+    refuted, open_ = 0.0, 1.0
+    if unit == 0 or not refutes(outer + unit * 1e-12):
+        return outer
+    refuted = 1e-12
+    for _ in range(60):
+        middle = math.sqrt(refuted * open_)
+        if refutes(outer + unit * middle):
+            refuted = middle
+        else:
+            open_ = middle
+    return outer + unit * refuted
+
+
+def _fresh(counts: Mapping[int, int], scale: Scale, bound: float, *, up: bool) -> float:
+    return _wealth(counts, _log_payoffs(scale, bound, up=up)) if scale.low < bound < scale.high else 0.0
+
+
+def _log_payoffs(scale: Scale, bound: float, *, up: bool) -> NDArray[np.float64]:
     """Logarithm of what a coin becomes: float64, stakes x values."""
     values = scale.low + scale.step * np.arange(scale.size)
     gain = (values - scale.low) / (bound - scale.low) if up else (scale.high - values) / (scale.high - bound)
     with np.errstate(divide="ignore"):
         return np.asarray(np.log((1 - _STAKES[:, None]) + _STAKES[:, None] * np.maximum(gain, 0.0)[None, :]))
+
+
+# A judge needs the same few bounds at every look.
+_payoffs = functools.lru_cache(maxsize=64)(_log_payoffs)
 
 
 def _wealth(counts: Mapping[int, int], payoffs: NDArray[np.float64]) -> float:

@@ -221,7 +221,7 @@ class Canary:
         self._ledger.write()
         self._log.flush()
         if self._rules is not None and self._control.tripped is None:
-            found = weigh(self._ledger.evidence(), self._rules)
+            found = weigh(self._ledger.evidence(), self._rules, intervals=False)
             if found.decision == "rollback":
                 self.trip(found.reasons[0])
 

@@ -133,9 +133,12 @@ def test_pieces_come_in_any_order() -> None:
     """Blocks and totals, shuffled and repeated, with any of them missing: no observation counts twice."""
     generator = random.Random(1)
     for _ in range(200):
-        blocks = [{"since": n, "block": n, "evidence": Evidence("r", {"b": 2**n}).as_json()} for n in range(1, 9)]
+        blocks = [
+            {"since": n, "block": n, "part": 1, "parts": 1, "evidence": Evidence("r", {"b": 2**n}).as_json()}
+            for n in range(1, 9)
+        ]
         whole = Evidence("r", {"b": 2**5 - 2}).as_json()
-        pieces = [*blocks, {"since": 1, "block": 4, "evidence": whole}]
+        pieces = [*blocks, {"since": 1, "block": 4, "part": 1, "parts": 1, "evidence": whole}]
         left = generator.sample(pieces, generator.randrange(1, 10))
         chain = Chain("r")
         for piece in left + generator.sample(left, len(left) // 2):
@@ -155,7 +158,7 @@ def test_pieces_come_in_any_order() -> None:
 def test_a_piece_that_cannot_be_read_is_missing(damage: dict[str, Any]) -> None:
     """Of another version, incomplete or damaged: it is not counted, and known not to be."""
     chain = Chain("r")
-    piece = {"since": 1, "block": 1, "evidence": Evidence("r", {"b": 1}).as_json()}
+    piece = {"since": 1, "block": 1, "part": 1, "parts": 1, "evidence": Evidence("r", {"b": 1}).as_json()}
     chain.add({**piece, **damage})
 
     assert chain.evidence() == (Evidence("r"), [(1, 1)])

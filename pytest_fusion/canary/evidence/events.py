@@ -16,6 +16,8 @@ from typing import Any
 Event = dict[str, Any]
 # Events that wait for the writer; beyond these the oldest are dropped and counted.
 _WAITING = 4096
+# A line is written with one call, so that a reader or a second writer never sees parts of lines mixed.
+_LONGEST = 1 << 16
 
 
 class Log:
@@ -84,9 +86,8 @@ class Log:
             if not events:
                 return
             if self.path is not None:
-                lines = [json.dumps(event, default=str, separators=(",", ":")).encode() + b"\n" for event in events]
                 try:
-                    self._write(self.path, lines)
+                    self._write(self.path, [_line(event) for event in events])
                 except OSError:
                     self.lost += len(events)
             for publisher in self._publishers:
@@ -126,6 +127,14 @@ class Log:
 
     def _open(self, path: Path) -> int:
         return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, self._mode)
+
+
+def _line(event: Event) -> bytes:
+    line = json.dumps(event, default=str, separators=(",", ":")).encode() + b"\n"
+    if len(line) > _LONGEST:
+        short = {key: value if not isinstance(value, str) else value[:200] for key, value in event.items()}
+        line = json.dumps(short, default=str, separators=(",", ":")).encode()[: _LONGEST - 1] + b"\n"
+    return line
 
 
 def read(path: Path) -> Iterator[Event]:

@@ -25,8 +25,8 @@ class Chain:
 
     def __init__(self, rollout: str) -> None:
         self._rollout = rollout
-        # By blocks: since and up to.
-        self._pieces: dict[tuple[int, int], Evidence] = {}
+        # Blocks since and up to -> parts, and how many there are of them.
+        self._pieces: dict[tuple[int, int], tuple[int, dict[int, Evidence]]] = {}
         self._last = 0
 
     def add(self, event: Mapping[str, Any]) -> None:
@@ -36,24 +36,26 @@ class Chain:
             return
         self._last = max(self._last, block)
         try:
-            since, evidence = int(event["since"]), Evidence.from_json(event["evidence"])
+            since, part, parts = int(event["since"]), int(event["part"]), int(event["parts"])
+            evidence = Evidence.from_json(event["evidence"])
         except (KeyError, TypeError, ValueError, AttributeError):
             return
-        # Earlier versions wrote a block in several lines, whose parts are not put together.
-        if evidence.rollout == self._rollout and 1 <= since <= block and event.get("parts", 1) == 1:
-            self._pieces[since, block] = evidence
+        if evidence.rollout == self._rollout and 1 <= since <= block and 1 <= part <= parts:
+            self._pieces.setdefault((since, block), (parts, {}))[1][part] = evidence
 
     def evidence(self) -> tuple[Evidence, list[tuple[int, int]]]:
         """The sum of all pieces, and the ranges (first, last) of missing blocks."""
+        whole = {span: list(found.values()) for span, (parts, found) in self._pieces.items() if len(found) == parts}
         total, at = Evidence(self._rollout), 0
         missing: list[tuple[int, int]] = []
         while at < self._last:
-            ends = [end for start, end in self._pieces if start == at + 1]
+            ends = [end for start, end in whole if start == at + 1]
             if ends:
-                total += self._pieces[at + 1, max(ends)]
+                for piece in whole[at + 1, max(ends)]:
+                    total += piece
                 at = max(ends)
                 continue
-            following = min((start for start, _ in self._pieces if start > at + 1), default=self._last + 1)
+            following = min((start for start, _ in whole if start > at + 1), default=self._last + 1)
             missing.append((at + 1, following - 1))
             at = following - 1
         return total, missing
@@ -130,7 +132,7 @@ class _RolloutBuilder:
             self.failures.append((time, f"{event.get('result')} in {event.get('bucket')}: {event.get('reason')}"))
         if kind in ("block", "total"):
             self.chains.setdefault(process, Chain(found.rollout)).add(event)
-        if kind == "block" and (process, event.get("block")) not in self._counted:
+        if kind == "block" and event.get("part") == 1 and (process, event.get("block")) not in self._counted:
             self._counted.add((process, event["block"]))
             # Another version may write other forms of these, which are left out; the evidence still counts.
             with contextlib.suppress(AttributeError, TypeError, ValueError):

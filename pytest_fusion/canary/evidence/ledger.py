@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pytest_fusion.canary.evidence.events import Log
@@ -19,6 +19,8 @@ _SUMS = ("comparisons", "failures", "elements", "squared_difference", "squared_i
 # After so many blocks their sum is written too: blocks lost to a full disk or to log rotation are missing only until
 # then.
 BLOCKS_PER_TOTAL = 64
+# Bytes of evidence in a line of the log, which holds 64 KiB.
+_MOST_BYTES = 24_000
 
 
 class Ledger:
@@ -169,5 +171,21 @@ class Ledger:
                 self._add("total", 1, evidence, {})
 
     def _add(self, kind: str, since: int, evidence: Evidence, facts: Mapping[str, Any]) -> None:
+        pieces = list(_pieces(evidence))
         where = {"rollout": self._rollout, "since": since, "block": self._blocks}
-        self._log.add(kind, **where, evidence=evidence.as_json(), **facts)
+        for number, piece in enumerate(pieces, 1):
+            first = facts if number == 1 else {}
+            self._log.add(kind, **where, part=number, parts=len(pieces), evidence=piece.as_json(), **first)
+
+
+def _pieces(evidence: Evidence) -> Iterator[Evidence]:
+    """The evidence in one or more parts that each fit into a line of the log."""
+    calls, tallies, size = dict(evidence.calls), dict[Cell, Tally](), 0
+    for cell, tally in evidence.tallies.items():
+        bytes_ = 80 + len(cell.bucket) + 14 * len(tally.counts)
+        if tallies and size + bytes_ > _MOST_BYTES:
+            yield Evidence(evidence.rollout, calls, tallies)
+            calls, tallies, size = {}, {}, 0
+        tallies[cell] = tally
+        size += bytes_
+    yield Evidence(evidence.rollout, calls, tallies)

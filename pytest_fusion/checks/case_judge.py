@@ -29,6 +29,7 @@ from pytest_fusion.checks.registry import checks
 from pytest_fusion.checks.rejections import DRY_RUN, IMPOSSIBLE, NO_ROOM_TO_JUDGE, TOO_EXPENSIVE
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, passed, unknown
+from pytest_fusion.interpreter.control import launch_replay
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.autotuned import noted
 from pytest_fusion.run.fused import Outcome, compile_only
@@ -127,7 +128,7 @@ def _unless_tuning(context: Context, result: CaseResult) -> CaseResult:
 
 def _judge(context: Context, case: Case, *, again: bool) -> CaseResult:
     result = CaseResult(case, known=context.focus.known)
-    with noted(result.tuned), multiprocessors.described(case):
+    with noted(result.tuned), multiprocessors.described(case), launch_replay.allowed():
         return _judge_noting(context, case, result, again=again)
 
 

@@ -18,7 +18,7 @@ from pytest_fusion.interpreter.bridge.lane_state import note
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, numpy_dtype
 from pytest_fusion.interpreter.compute import arith, libdevice
 from pytest_fusion.interpreter.compute.casts import convert, scaled_operand
-from pytest_fusion.interpreter.control import batch
+from pytest_fusion.interpreter.control import batch, tape
 from pytest_fusion.interpreter.control.batch import aligned, lanes
 from pytest_fusion.interpreter.memory import memory_findings
 from pytest_fusion.interpreter.memory.hints import WRAPPED, Unwrapped
@@ -134,6 +134,7 @@ def _patch_programs(builder: Any, handle: Any, tl: Any) -> None:
         return handle(batch.current.programs[axis].astype(np.int32), tl.int32)
 
     def print_values(self: Any, prefix: str, hex: bool, values: Any, is_signed: Any) -> None:
+        tape.spoil()
         now = batch.current
         for row in range(now.count):
             if now.active is not None and not now.active[row]:
@@ -170,6 +171,8 @@ def _patch_casts(builder: Any, handle: Any, ir: Any) -> None:
 
     def bitcast(self: Any, src: Any, dst_type: Any) -> Any:
         data = np.ascontiguousarray(src.data).view(numpy_dtype(dst_type))
+        if dst_type.scalar.is_ptr() or src.dtype.scalar.is_ptr():
+            tape.spoil()
         if dst_type.scalar.is_ptr():
             for view in src.attr.get("origin", ()):
                 view.region.counted_in(numpy_dtype(dst_type.scalar.element_ty).itemsize)

@@ -333,7 +333,7 @@ class Launcher:
         builder.options = self._options_of(warps, debug=debug)
         builder.set_grid_dim(*program.grid)
         try:
-            executor.run(program)
+            executor.run(replace(program, options=(debug, warps)))
         except ProgramError as wrapped:
             error = wrapped.__cause__
             if self._knobs.compilation.front_end_debugging:

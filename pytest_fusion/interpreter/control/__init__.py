@@ -1,1 +1,1 @@
-"""How programs run: rewritten control flow, batches."""
+"""How programs run: rewritten control flow, batches, replayed launches."""

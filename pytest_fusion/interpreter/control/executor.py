@@ -8,7 +8,7 @@ run that way is undone and run one program at a time, and the reason is reported
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,8 +17,9 @@ import numpy as np
 
 from pytest_fusion.errors import MemoryFinding, TooManyProgramsError
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
-from pytest_fusion.interpreter.control import batch
+from pytest_fusion.interpreter.control import batch, launch_replay, tape
 from pytest_fusion.interpreter.control.batch import Batch, NotBatchedError
+from pytest_fusion.interpreter.control.fingerprint import fingerprint
 from pytest_fusion.interpreter.memory import access, memory_findings
 from pytest_fusion.interpreter.memory.regions import Regions
 from pytest_fusion.interpreter.scoped import holding, listed
@@ -56,12 +57,16 @@ _fallbacks: dict[tuple[str, str], int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How a launch was run: ``executor`` and, where it fell back to serial, the ``reason``."""
+    """How a launch was run: ``executor`` and, where it fell back to serial, the ``reason``.
+
+    ``replayed``: only its loads and stores were repeated (`launch_replay`).
+    """
 
     kernel: str
     grid: tuple[int, int, int]
     executor: Mode
     reason: str = ""
+    replayed: bool = False
 
 
 _listeners: list[Callable[[Execution], None]] = []
@@ -102,7 +107,10 @@ def listening(listener: Callable[[Execution], None]) -> AbstractContextManager[o
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What every program of a launch runs: ``function(**arguments)``; ``reason`` is why it must run alone."""
+    """What every program of a launch runs: ``function(**arguments)``; ``reason`` is why it must run alone.
+
+    ``options`` is everything else that changes what a launch with these arguments computes.
+    """
 
     kernel: str
     function: Callable[..., Any]
@@ -110,6 +118,7 @@ class Program:
     grid: tuple[int, int, int]
     regions: Regions
     reason: str = ""
+    options: Hashable = None
 
 
 class ProgramError(Exception):
@@ -131,6 +140,23 @@ def run(program: Program) -> None:
     """Run every program of the grid. Raises ``ProgramError``, or ``MemoryFinding`` unless findings are collected."""
     if _settings.skipping:
         return
+    launch = again = None
+    if launch_replay.is_allowed():
+        order, tracking = _settings.order, memory_findings.current().tracking
+        how = program.grid, program.options, program.reason, order, mode(), tracking
+        launch = fingerprint(program.function, program.arguments, program.regions, how)
+        with _launching(program):
+            again = launch_replay.replayed(launch)
+    if again:
+        _report(program, "batched", "", replayed=True)
+        return
+    if again is False:
+        program.regions.restore()
+    with launch_replay.recorded(launch):
+        _compute(program)
+
+
+def _compute(program: Program) -> None:
     total = program.grid[0] * program.grid[1] * program.grid[2]
     reason = program.reason
     batched = mode() == "batched"
@@ -151,6 +177,8 @@ def run(program: Program) -> None:
             reason = f"as one batch it raised {type(error).__name__}: {error}"
         program.regions.restore()
         memory_findings.current().found[:] = before
+    if reason or not batched:
+        tape.spoil()
     if reason:
         key = (program.kernel, reason)
         _fallbacks[key] = _fallbacks.get(key, 0) + 1
@@ -163,9 +191,9 @@ def run(program: Program) -> None:
     _report(program, "batched" if total <= 1 and batched and not reason else "serial", reason)
 
 
-def _report(program: Program, executor: Mode, reason: str) -> None:
+def _report(program: Program, executor: Mode, reason: str, *, replayed: bool = False) -> None:
     for listener in tuple(_listeners):
-        listener(Execution(program.kernel, program.grid, executor, reason))
+        listener(Execution(program.kernel, program.grid, executor, reason, replayed))
 
 
 def _batches(total: int) -> Generator[tuple[int, int], int, None]:
@@ -195,7 +223,8 @@ def _run(program: Program, parts: Generator[tuple[int, int], int, None]) -> None
             first, count = part
             numbers = turns[first : first + count]
             ids = np.stack([numbers // (y * z), numbers // z % y, numbers % z])
-            with batch.running(Batch(ids, first, turned=_settings.order != "launched")):
+            with batch.running(Batch(ids, first, turned=_settings.order != "launched")) as now:
+                tape.part(now)
                 try:
                     program.function(**program.arguments)
                 except (MemoryFinding, NotBatchedError):

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
-from pytest_fusion.interpreter.control import batch
+from pytest_fusion.interpreter.control import batch, tape
 from pytest_fusion.interpreter.memory import memory_findings
 from pytest_fusion.interpreter.memory.memory_findings import Finding
 
@@ -47,6 +47,8 @@ def multiple_of(tensor: type, input: Any, values: Any, **_: Any) -> Any:
     """Checks that the first element of each contiguous run is a multiple of the axis's value."""
     numbers = _values(tensor, input, values, "tt.divisibility")
     if numbers is not None and all(n > 0 for n in numbers):
+        if input.dtype.is_ptr() and max(numbers, default=1) > tape.ALIGNMENT:
+            tape.spoil()
         data = _integers(input) if not input.dtype.is_ptr() or input.shape else input.handle.data.astype(np.int64)
         if data is not None:
             for axis, number in enumerate(numbers):

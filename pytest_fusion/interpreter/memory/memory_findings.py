@@ -158,18 +158,29 @@ def deferring() -> AbstractContextManager[list[Finding]]:
 
 @dataclass(slots=True)
 class _Running:
-    """The kernel that runs now. A frame of one knows ``runtime_name``, and its file is not below ``triton_folder``."""
+    """The kernel that runs now. A frame of one knows ``runtime_name``, and its file is not below ``triton_folder``.
+
+    ``replayed``: the line whose access is repeated while no kernel runs. ``reported`` counts findings.
+    """
 
     kernel: str = ""
     runtime_name: str = ""
     triton_folder: str = ""
+    replayed: Site | None = None
+    reported: int = 0
 
 
 _now = _Running()
 
 
+def reported() -> int:
+    """How many findings there have been since the process began, deferred ones included."""
+    return _now.reported
+
+
 def report(finding: Finding) -> None:
     """Pass a finding on to where findings go now."""
+    _now.reported += 1
     if _deferred:
         _deferred[-1].append(finding)
     else:
@@ -201,8 +212,20 @@ def launching(kernel: str) -> AbstractContextManager[None]:
     return holding(_now, kernel=kernel)
 
 
+def replaying() -> AbstractContextManager[None]:
+    """Allow ``replay_at``, since no kernel runs whose frame has a line."""
+    return holding(_now, replayed=None)
+
+
+def replay_at(site: Site) -> None:
+    """Set the line whose access is repeated now."""
+    _now.replayed = site
+
+
 def site() -> Site:
     """The line of the kernel, or of its device function, that runs now."""
+    if _now.replayed is not None:
+        return _now.replayed
     name, folder = _now.runtime_name, _now.triton_folder
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:

@@ -7,12 +7,13 @@ move through numpy views of the storages; Triton's own C++ loops take 40 ns an e
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
-from pytest_fusion.interpreter.control import batch
+from pytest_fusion.interpreter.control import batch, tape
 from pytest_fusion.interpreter.control.batch import aligned, broadcast, some
 from pytest_fusion.interpreter.memory import memory_findings, tracking
 from pytest_fusion.interpreter.memory.access import Access, launch
@@ -29,6 +30,16 @@ def load(
     other: Array | None = None,
 ) -> Array:
     """Values of ``dtype`` at ``pointers``; where masked off or refused ``other``, else a fill."""
+    found = _load(pointers, origin, dtype, mask, other)
+    if (recording := tape.running()) is not None:
+        again = partial(_load, dtype=dtype, mask=mask, other=other)
+        recording.add(again, pointers, origin, (found, mask, other))
+    return found
+
+
+def _load(
+    pointers: Array, origin: Origin | None, dtype: np.dtype[Any], mask: Array | None, other: Array | None
+) -> Array:
     if mask is not None:
         pointers, mask = aligned(pointers, mask)
     access = Access("out-of-bounds-load", pointers, origin, dtype.itemsize, mask)
@@ -59,6 +70,12 @@ def load(
 
 def store(pointers: Array, origin: Origin | None, values: Array, mask: Array | None = None) -> None:
     """Write ``values`` to ``pointers`` where ``mask`` holds; of equal addresses the last lane in turn wins."""
+    _store(pointers, origin, values, mask)
+    if (recording := tape.running()) is not None:
+        recording.add(partial(_store, values=values, mask=mask), pointers, origin, (None, values, mask))
+
+
+def _store(pointers: Array, origin: Origin | None, values: Array, mask: Array | None) -> None:
     itemsize = values.dtype.itemsize
     bits = np.ascontiguousarray(values).view(f"u{itemsize}")
     if mask is None:
@@ -110,6 +127,26 @@ def atomic(
     ``update(elements, values, memory)`` performs it for lanes in order and returns what each found and whether it
     changed its element; ``expected`` is passed first where given. A masked lane gets zero.
     """
+    again = partial(
+        _atomic, values=values, mask=mask, update=update, expected=expected, acquire=acquire, release=release
+    )
+    found = again(pointers, origin)
+    if (recording := tape.running()) is not None:
+        recording.add(again, pointers, origin, (found, values, mask, expected))
+    return found
+
+
+def _atomic(
+    pointers: Array,
+    origin: Origin | None,
+    values: Array,
+    mask: Array | None,
+    update: Update,
+    *,
+    expected: Array | None,
+    acquire: bool,
+    release: bool,
+) -> Array:
     given = [a for a in (pointers, values, mask, expected) if a is not None]
     arrays = aligned(*given)
     count = batch.current.count

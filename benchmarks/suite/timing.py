@@ -14,8 +14,7 @@ import torch
 from benchmarks.suite.model import Call
 from pytest_fusion.bench.on_device import COPIES
 from pytest_fusion.case.containers import leaves, map_tensors
-from pytest_fusion.run.measure.timing.graph_replay import Replayed, replayed
-from pytest_fusion.run.measure.timing.graph_replay import COLD, rotated
+from pytest_fusion.run.measure.timing.graph_replay import COLD, Replayed, replayed, rotated
 
 # A sample lasts so long, after an untimed run of the same calls.
 SAMPLE_S = 2e-3

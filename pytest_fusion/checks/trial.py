@@ -34,7 +34,6 @@ from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle import OutputLanes
-from pytest_fusion.oracle.cancellation import NARROW
 from pytest_fusion.oracle.reference import (
     FEW_LANES,
     MANY_LANES,
@@ -43,6 +42,7 @@ from pytest_fusion.oracle.reference import (
     ReferenceRun,
     run_reference,
 )
+from pytest_fusion.oracle.rounding import NARROW
 from pytest_fusion.oracle.tolerance import ValuesVerdict
 from pytest_fusion.run.fused import Outcome, run_fused
 from pytest_fusion.run.memory import FILLS

@@ -14,48 +14,45 @@ descend from it). Each reader of such a tensor may have its own rounding of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from pytest_fusion.oracle.lane_store import Lanes
-from pytest_fusion.oracle.rounding import Noise
+from pytest_fusion.oracle.operand import Operand
+from pytest_fusion.oracle.rounding import NARROW, Noise
 
-NARROW = frozenset({torch.float16, torch.bfloat16})
-SUMS = frozenset({"add", "sub", "subtract", "rsub"})
-LARGEST = frozenset({"amax", "max"})
 # A sum below this share of its largest operand: what is multiplied out then rounds more than the sum itself does.
 _LEFT = 1 / 8
 
 
-def loose(operands: Iterable[Tensor], seen: dict[int, Lanes], kind: str) -> list[int]:
-    """The ``id`` of each operand whose last rounding was to float32: a kernel need not do that one."""
-    return [id(t) for t in operands if not seen[id(t)].single and (kind == "F" or t.dtype == torch.float32)]
+def reread(noise: Noise, operands: Sequence[Operand], reader: int) -> None:
+    """Operands as their ``reader``-th reader may have them: every second lane of narrow ones is rounded anew."""
+    for operand in operands:
+        lanes = operand.lanes
+        before, narrow = (lanes.wider, lanes.narrow) if lanes.narrow else (lanes.raw, operand.native.dtype)
+        if (lanes.single and lanes.narrow is None) or narrow not in NARROW or before is None:
+            continue
+        operand.value, way = noise.spread(lanes.rounded), 1 + reader % 2
+        operand.value[way::2] = noise.rounded(before, narrow)[way::2]
 
 
-def unrounded(lanes: Lanes, way: int = 1, ways: int = 2) -> Tensor:
-    """Rounded lanes, but every ``ways``-th from ``way`` on (never lane 0, the oracle) as before their last rounding."""
-    mixed = lanes.rounded.expand(max(lanes.raw.shape[0], lanes.rounded.shape[0]), *lanes.rounded.shape[1:]).clone()
-    mixed[way::ways] = lanes.raw.expand_as(mixed)[way::ways]
-    return mixed
+def exposed(operands: Sequence[Operand]) -> None:
+    """What the lanes of a sum read: of several operands one at most is unrounded, as in ``fma(a, b, -(c * d))``."""
+    which = [operand for operand in operands if operand.loose]
+    read = [operand.mixed(way, 1 + len(which)) for way, operand in enumerate(which, 1)]
+    for operand, value in zip(which, read, strict=True):
+        operand.value = value
 
 
-def again(raw: Tensor, rounded: Tensor) -> Tensor:
-    """Rounded lanes, but every second (never lane 0, the oracle) as another lane has the value before its rounding."""
-    mixed = unrounded(Lanes(raw, rounded))
-    mixed[1::2] = mixed[1::2].roll(1, 0)
-    return mixed
-
-
-def widened(found: Lanes, dtype: torch.dtype, source: Tensor, seen: dict[int, Lanes]) -> Lanes:
+def widened(found: Lanes, dtype: torch.dtype, source: Operand) -> Lanes:
     """The lanes of a conversion to ``dtype`` with, for its readers, what is known of the ``source``."""
-    of = seen[id(source)]
-    found = replace(found, spread=of.spread)
-    if source.dtype not in NARROW or dtype in NARROW or of.single:
+    found, narrow = replace(found, spread=source.lanes.spread), source.native.dtype
+    if narrow not in NARROW or dtype in NARROW or source.lanes.single:
         return found
-    return replace(found, wider=of.raw, narrow=source.dtype)
+    return replace(found, wider=source.lanes.raw, narrow=narrow)
 
 
 def of_stored_output(noise: Noise, weights: Tensor, spread: Tensor, dim: int) -> Tensor:
@@ -70,46 +67,22 @@ def of_stored_output(noise: Noise, weights: Tensor, spread: Tensor, dim: int) ->
     return row.unsqueeze(0) * noise.normal(tuple(row.shape), row.device)
 
 
-def reread(noise: Noise, lanes: Lanes, dtype: torch.dtype, reader: int) -> Lanes:
-    """Lanes of an operand as its ``reader``-th reader may have them: every second one has a rounding of its own."""
-    before, narrow = (lanes.wider, lanes.narrow) if lanes.narrow is not None else (lanes.raw, dtype)
-    if (lanes.single and lanes.narrow is None) or narrow not in NARROW or before is None:
-        return lanes
-    mixed = noise.spread(lanes.rounded)
-    mixed[1 + reader % 2 :: 2] = noise.rounded(before, narrow)[1 + reader % 2 :: 2]
-    return replace(lanes, rounded=mixed)
-
-
-def exposed(operands: Iterable[Tensor], seen: dict[int, Lanes], kind: str) -> dict[int, Lanes]:
-    """What the lanes of a sum read: of several operands one at most is unrounded, as in ``fma(a, b, -(c * d))``."""
-    which = loose(operands, seen, kind)
-    read = dict(seen)
-    for way, key in enumerate(which, 1):
-        read[key] = replace(seen[key], rounded=unrounded(seen[key], way, 1 + len(which)))
-    return read
-
-
-def multiplied_out(noise: Noise, found: Lanes, operands: Iterable[Tensor], unit: float) -> Lanes:
+def multiplied_out(noise: Noise, found: Lanes, operands: Sequence[Operand], unit: float) -> Lanes:
     """A sum that cancels, as what reads it may have it: ``(x - mean) * scale`` is ``x * scale - mean * scale`` too.
 
-    Each product rounds by itself, at the size of the ``operands`` (1, *shape) and not of what is left of them; ATen's
-    layer norm on the CPU has it so, forward and backward. The sum as a result stays what it is.
+    Each product rounds by itself, at the size of the ``operands`` and not of what is left of them; ATen's layer norm
+    on the CPU has it so, forward and backward. The sum as a result stays what it is.
     """
     size = torch.zeros_like(found.raw[0])
-    for t in operands:
-        size = torch.maximum(size, t[0].abs())
+    for operand in operands:
+        size = torch.maximum(size, operand.value[0].abs())
     return replace(found, rounded=at_operands_size(noise, found.rounded, size, unit))
 
 
 def at_operands_size(noise: Noise, difference: Tensor, size: Tensor, unit: float) -> Tensor:
     """A ``difference`` (L, *shape) with a rounding more, at the ``size`` (*shape) of what cancelled in it."""
     exact = difference[0]
-    where = torch.isfinite(size) & torch.isfinite(exact) & (exact.abs() < _LEFT * size)
-    if not bool(where.any()):
-        return difference
-    noisy = noise.spread(difference)
-    noisy[1:].add_(torch.where(where, unit * size, 0.0) * noise.uniform(tuple(exact.shape), exact.device))
-    return noisy
+    return noise.off(difference, unit * size, size.isfinite() & exact.isfinite() & (exact.abs() < _LEFT * size))
 
 
 def scaled_before(noise: Noise, found: Lanes, given: Tensor, unit: float) -> Lanes:
@@ -120,8 +93,4 @@ def scaled_before(noise: Noise, found: Lanes, given: Tensor, unit: float) -> Lan
     """
     size = given.abs()
     where = (found.raw[0] != 0) & (size * unit <= 1)
-    if not bool(where.any()):
-        return found
-    noisy = noise.spread(found.rounded)
-    noisy[1:].add_(torch.where(where, unit * size, 0.0) * noise.uniform(tuple(where.shape), where.device))
-    return replace(found, rounded=noisy)
+    return replace(found, rounded=noise.off(found.rounded, unit * size, where))

@@ -15,12 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fusion.oracle.cancellation import SUMS
 from pytest_fusion.oracle.lane_store import Lanes
+from pytest_fusion.oracle.operator_plan import Call
+from pytest_fusion.oracle.ops import Op
 from pytest_fusion.oracle.rounding import U32, D, Noise
 
-# What may leave a chain as it is, element by element.
-CARRYING = frozenset({"where", "mul"})
 _SPARE = 2.0**8
 
 
@@ -68,9 +67,8 @@ def in_any_order(noise: Noise, total: Tensor, parts: tuple[Terms, Terms], unit: 
     lacking = torch.where(there, lacking, 0.0)
     if not bool(lacking.any()):
         return total, whole
-    out = noise.spread(total)
-    out[1:].addcmul_(lacking.sqrt().mul_(unit / math.sqrt(3)), noise.normal(tuple(value.shape), value.device))
-    return out, replace(whole, given=given + lacking)
+    deviation = lacking.sqrt().mul_(unit / math.sqrt(3))
+    return noise.scattered(total, deviation), replace(whole, given=given + lacking)
 
 
 def carried(name: str, operands: Sequence[Any], like: Tensor) -> Terms | None:
@@ -110,21 +108,17 @@ def _exact_in_any_order(most: Tensor, parts: Sequence[Terms], unit: float) -> Te
     return exact
 
 
-def chain_of(
-    noise: Noise, name: str, args: Any, kwargs: Any, results: list[Any], seen: dict[int, Lanes], unit: float
-) -> Terms | None:
-    """What chain of additions the result of operation ``name`` is, if any. A sum's lanes, in place in ``results``, are
-    given what they lack of the roundings of other orders."""
-    if name not in SUMS | CARRYING:
+def chain_of(op: Op, call: Call, results: list[Any]) -> Terms | None:
+    """What chain of additions the result of an operation is, if any. A sum's lanes, in place in ``results``, are given
+    what they lack of the roundings of other orders."""
+    known, total = call.plan.operator, results[0]
+    if not (known.sums or known.carries) or total.dtype != D or not total.numel():
         return None
-    total = results[0]
-    if total.dtype != D or not total.numel():
-        return None
-    operands = [seen[id(v)] if isinstance(v, Tensor) else v for v in args]
-    if name not in SUMS:
-        return carried(name, operands, total[0])
+    args, kwargs = call.on(lambda operand: operand.lanes)
+    if known.carries:
+        return carried(op.name, args, total[0])
     factor = kwargs.get("alpha", args[2] if len(args) > 2 else 1)
-    scaled = 0 if name == "rsub" else 1
-    one, other = (terms_of(v, factor if at == scaled else 1, total[0]) for at, v in enumerate(operands[:2]))
-    results[0], chain = in_any_order(noise, total, (one, other), unit)
+    scaled = 0 if op.name == "rsub" else 1
+    one, other = (terms_of(v, factor if at == scaled else 1, total[0]) for at, v in enumerate(args[:2]))
+    results[0], chain = in_any_order(op.noise, total, (one, other), op.unit)
     return chain

@@ -8,12 +8,9 @@ same for the same ``t``. After 57 equal terms, one added after the other, a sum 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from pytest_fusion.oracle.rounding import Noise
 
 # Of two terms the sum is rounded once.
 _TERMS = 3
@@ -80,24 +77,6 @@ def steps(a: Tensor, b: Tensor) -> int:
     """
     terms = int(a.shape[-1])
     return terms if _constant(a, b) is None else terms * terms
-
-
-def product_terms(name: str, args: Sequence[Any]) -> int:
-    """`steps` of an ATen product called ``name``; 1 of anything else."""
-    if name in ("mm", "bmm"):
-        return steps(args[0], args[1])
-    if name in ("addmm", "baddbmm"):
-        return steps(args[1], args[2])
-    return 1
-
-
-def drifted(noise: Noise, value: Tensor, size: Tensor | None) -> Tensor:
-    """Lanes ``value`` (L, *shape), all but the oracle off by up to ``size`` (*shape)."""
-    if size is None:
-        return value
-    out = noise.spread(value)
-    out[1:].add_(size * noise.uniform(tuple(out.shape[1:]), out.device))
-    return out
 
 
 def _constant(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:

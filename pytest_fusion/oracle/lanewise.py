@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.oracle.lane_store import Lanes
+from pytest_fusion.oracle.operand import Operand
+from pytest_fusion.oracle.operator_plan import Call
 from pytest_fusion.oracle.ops import each
 from pytest_fusion.oracle.ops.rule_registry import named
 from pytest_fusion.oracle.rounding import GRIDS, D
@@ -30,20 +31,18 @@ REFUSED = (
 )
 
 
-def run_on_lanes(
-    function: Callable[..., Any], args: Any, kwargs: Any, seen: dict[int, Lanes], natives: Sequence[Any]
-) -> list[Any] | None:
-    """Results of ``function`` on the rounded lanes of its tensors (by ``id`` in ``seen``), each ``(L, *shape)``.
+def run_on_lanes(call: Call, function: Callable[..., Any], pick: Callable[[Operand], Tensor]) -> list[Any] | None:
+    """Results of ``function`` on the lanes that ``pick`` takes of a call's operands, each ``(L, *shape)``.
 
     In float64 where the operation takes that, else in float32, else in the native dtypes; None when it takes none of
-    them or its results have other shapes than ``natives``.
+    them or its results have other shapes than the call's.
     """
-    lanes_args, lanes_kwargs = tree_map_only(Tensor, lambda t: seen[id(t)].rounded, (args, kwargs))
+    args, kwargs = call.on(pick)
     for dtype in (D, torch.float32, None):
         try:
-            call = _in(dtype, function)
-            made = results_of(each(call, *_typed(lanes_args, dtype, args), **_typed(lanes_kwargs, dtype, kwargs)))
-            check_shapes(made, natives)
+            run = _in(dtype, function)
+            made = results_of(each(run, *_typed(args, dtype, call.args), **_typed(kwargs, dtype, call.kwargs)))
+            check_shapes(made, call.natives)
         except REFUSED as error:
             if out_of_memory(error):
                 raise

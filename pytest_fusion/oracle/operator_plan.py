@@ -1,22 +1,19 @@
-"""What is known about an ATen operation before it runs: which arguments it writes, which rule carries it out."""
+"""What is known about an overload before it runs: which arguments it writes, and which operator it is one of."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from pytest_fusion.interpreter.bridge.aten import has_kernel, schema
 from pytest_fusion.oracle.lane_result import Drawn
-from pytest_fusion.oracle.ops import COMPUTED, EXACT, SEMANTIC, Rule
-
-# Constants, most in the shape of their argument.
-CONSTANTS = frozenset(
-    {"full", "scalar_tensor", "full_like", "zeros_like", "ones_like", "new_zeros", "new_ones", "new_full"}
-)
+from pytest_fusion.oracle.operand import Operand
+from pytest_fusion.oracle.ops import OPERATORS, Operator
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +28,33 @@ class Plan:
     view: bool
     written: tuple[tuple[int, str], ...]
     outs: bool
-    rule: Rule | None
-    exact: bool
-    semantic: bool
+    operator: Operator
     empty: bool
     draws: bool
     composite: bool
     functional: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call of the functional overload ``func`` with native arguments that returned ``natives``.
+
+    ``operands`` has an `Operand` for each tensor among the arguments, the same for the same tensor; ``tree`` is the
+    arguments with these in their place.
+    """
+
+    func: Any
+    plan: Plan
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    natives: list[Any]
+    operands: list[Operand]
+    tree: tuple[Any, Any]
+
+    def on(self, pick: Callable[[Operand], Any]) -> tuple[Any, Any]:
+        """Its arguments with what ``pick`` takes of each operand."""
+        picked: tuple[Any, Any] = tree_map_only(Operand, pick, self.tree)
+        return picked
 
 
 @functools.lru_cache(maxsize=2048)
@@ -51,15 +68,12 @@ def plan_of(function: Any) -> Plan:
     if name.startswith("__i") and name.endswith("__"):
         base = "__" + name[3:]
     ours = facts.namespace == "aten"
-    rule = (EXACT.get(base) or SEMANTIC.get(base) or COMPUTED.get(base)) if ours else None
     return Plan(
         name=base if ours else function._schema.name,
         view=ours and facts.view,
         written=written,
         outs=outs,
-        rule=rule,
-        exact=ours and base in EXACT,
-        semantic=ours and base in SEMANTIC,
+        operator=(OPERATORS.get(base) if ours else None) or Operator(),
         empty=facts.empty,
         draws=facts.draws,
         composite=_composite(function),

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from pytest_fusion.oracle.cancellation import NARROW
 from pytest_fusion.oracle.lane_store import Lanes
-from pytest_fusion.oracle.rounding import D, Noise
+from pytest_fusion.oracle.rounding import NARROW, D, Noise
 
 
 @functools.lru_cache(maxsize=4096)

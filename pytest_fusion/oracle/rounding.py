@@ -13,6 +13,7 @@ from torch import Tensor
 from pytest_fusion.oracle.lane_result import Kind
 
 D = torch.float64
+NARROW = frozenset({torch.float16, torch.bfloat16})
 U32 = 2.0**-24
 U64 = 2.0**-53
 
@@ -157,6 +158,22 @@ class Noise:
         """Each lane's ``value + size * U(-1, 1)``."""
         out = self.spread(value)
         out[1:].add_(self.uniform(tuple(value.shape[1:]), value.device), alpha=size)
+        return out
+
+    def off(self, value: Tensor, size: Tensor | None, where: Tensor | None = None) -> Tensor:
+        """The same with a ``size`` (*shape) for each element, ``where`` it counts; None is no size at all."""
+        if size is None or (where is not None and not bool(where.any())):
+            return value
+        out = self.spread(value)
+        size = size if where is None else torch.where(where, size, 0.0)
+        out[1:].add_(size * self.uniform(tuple(out.shape[1:]), out.device))
+        return out
+
+    def scattered(self, value: Tensor, deviation: Tensor) -> Tensor:
+        """Each lane's ``value + deviation * N(0, 1)``, where the ``deviation`` (*shape) is finite."""
+        out = self.spread(value)
+        deviation = torch.where(torch.isfinite(deviation), deviation, 0.0)
+        out[1:].addcmul_(deviation, self.normal(tuple(out.shape[1:]), out.device))
         return out
 
     def rounded(self, value: Tensor, dtype: torch.dtype) -> Tensor:

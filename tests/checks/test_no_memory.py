@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -104,12 +105,12 @@ def test_a_full_card_gets_back_what_is_kept(monkeypatch: pytest.MonkeyPatch, kin
 
 def test_lanes_without_room_are_not_priced_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another way of pricing an operation allows is less, and would accuse the kernel."""
-    from pytest_fusion.oracle.ops.rule_registry import COMPUTED
+    from pytest_fusion.oracle.ops.rule_registry import OPERATORS
 
     def no_room(*_: Any, **__: Any) -> Any:
         raise torch.OutOfMemoryError("made up")
 
-    monkeypatch.setitem(COMPUTED, "mul", no_room)
+    monkeypatch.setitem(OPERATORS, "mul", replace(OPERATORS["mul"], rule=no_room))
     plan_of.cache_clear()
     try:
         result = judged()

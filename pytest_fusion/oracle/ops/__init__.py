@@ -1,4 +1,4 @@
-"""Rules for carrying out ATen operations on lanes; importing this fills the tables of ``registry``."""
+"""Rules for carrying out ATen operations on lanes; importing this fills the table of ``rule_registry``."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from pytest_fusion.oracle.ops import (
     product,
     reduction,
 )
-from pytest_fusion.oracle.ops.rule_registry import COMPUTED, EXACT, SEMANTIC, Op, Rule, each
+from pytest_fusion.oracle.ops.rule_registry import OPERATORS, Op, Operator, each
 
 __all__ = [
-    "COMPUTED",
-    "EXACT",
-    "SEMANTIC",
+    "OPERATORS",
     "Op",
-    "Rule",
+    "Operator",
     "attention",
     "derivative",
     "each",

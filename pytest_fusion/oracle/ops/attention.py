@@ -9,22 +9,22 @@ import torch
 from torch import Tensor
 
 from pytest_fusion.oracle.cancellation import of_stored_output
-from pytest_fusion.oracle.ops.normalise import softmax
+from pytest_fusion.oracle.operand import rolled
+from pytest_fusion.oracle.ops.normalise import calm, softmax
 from pytest_fusion.oracle.ops.product import product
 from pytest_fusion.oracle.ops.reduction import total
-from pytest_fusion.oracle.ops.rule_registry import Op, as_float, computed
+from pytest_fusion.oracle.ops.rule_registry import Op, as_float, computed, named
 from pytest_fusion.oracle.rounding import GRIDS
 
 
 def _arguments(op: Op, q: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, bool, float]:
     """``(mask or bias, causal, scale)`` from the native schema of the back end that was chosen."""
-    named = dict(op.named(args))
-    named.update(kwargs)
-    mask = named.get("attn_mask", named.get("attn_bias"))
-    if named.get("dropout_p"):
+    given = named(op.function, args, kwargs)
+    mask = given.get("attn_mask", given.get("attn_bias"))
+    if given.get("dropout_p"):
         raise NotImplementedError("attention dropout draws inside the kernel; its lanes are not modelled")
-    scale = named.get("scale")
-    return mask, bool(named.get("is_causal", False)), 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+    scale = given.get("scale")
+    return mask, bool(given.get("is_causal", False)), 1 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
 
 
 def _weights(op: Op, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -36,7 +36,7 @@ def _weights(op: Op, q: Tensor, k: Tensor, mask: Tensor | None, causal: bool, sc
     if mask is not None:
         mask = mask.reshape(mask.shape[0], *(1,) * (scores.dim() - mask.dim()), *mask.shape[1:])
         scores = scores.masked_fill(~mask, -math.inf) if mask.dtype == torch.bool else scores + as_float(mask)
-    return scores, softmax(op, scores, [-1], op.relative(scores, 1))
+    return scores, softmax(op, scores, [-1], calm(op, scores, op.relative(scores, 1)), rolled(scores))
 
 
 def _grouped(q: Tensor, k: Tensor) -> Tensor:
@@ -52,13 +52,15 @@ def _stored(op: Op, weights: Tensor) -> Tensor:
 
 
 @computed(
-    "_scaled_dot_product_flash_attention_for_cpu",
-    "_scaled_dot_product_flash_attention",
-    "_scaled_dot_product_efficient_attention",
-    "_scaled_dot_product_cudnn_attention",
-    "_scaled_dot_product_fused_attention_overrideable",
-    "_scaled_dot_product_attention_math",
-    "scaled_dot_product_attention",
+    """
+    _scaled_dot_product_flash_attention_for_cpu
+    _scaled_dot_product_flash_attention
+    _scaled_dot_product_efficient_attention
+    _scaled_dot_product_cudnn_attention
+    _scaled_dot_product_fused_attention_overrideable
+    _scaled_dot_product_attention_math
+    scaled_dot_product_attention
+    """
 )
 def _attention(op: Op, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
     mask, causal, scale = _arguments(op, q, (q, k, v, *args), kwargs)
@@ -83,10 +85,12 @@ def _delta(op: Op, whole: Tensor, weights: Tensor) -> Tensor:
 
 
 @computed(
-    "_scaled_dot_product_flash_attention_for_cpu_backward",
-    "_scaled_dot_product_flash_attention_backward",
-    "_scaled_dot_product_efficient_attention_backward",
-    "_scaled_dot_product_cudnn_attention_backward",
+    """
+    _scaled_dot_product_flash_attention_for_cpu_backward
+    _scaled_dot_product_flash_attention_backward
+    _scaled_dot_product_efficient_attention_backward
+    _scaled_dot_product_cudnn_attention_backward
+    """
 )
 def _attention_backward(op: Op, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Any:
     mask, causal, scale = _arguments(op, q, (grad, q, k, v, *args), kwargs)

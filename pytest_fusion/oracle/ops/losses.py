@@ -29,7 +29,7 @@ def _chosen(x: Tensor, target: Tensor, weight: Tensor | None, ignore: int) -> tu
     return torch.where(counted, -picked * share, 0.0), share
 
 
-@computed("nll_loss_forward", "nll_loss2d_forward")
+@computed("nll_loss_forward nll_loss2d_forward")
 def _nll(
     op: Op, x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore: int
 ) -> tuple[Tensor, Tensor]:
@@ -43,7 +43,7 @@ def _nll(
     return (op.relative(value / weights, 2) if reduction == MEAN else value), weights
 
 
-@computed("nll_loss_backward", "nll_loss2d_backward")
+@computed("nll_loss_backward nll_loss2d_backward")
 def _nll_backward(
     op: Op,
     grad: Tensor,
@@ -71,7 +71,7 @@ def _nll_backward(
     return out.scatter(dim, safe.expand(value.shape[0], *shape), value.expand(value.shape[0], *shape))
 
 
-@computed("mse_loss", "smooth_l1_loss", "huber_loss", "l1_loss")
+@computed("mse_loss smooth_l1_loss huber_loss l1_loss")
 def _elementwise_loss(op: Op, x: Tensor, target: Tensor, reduction: int = MEAN, *rest: Any, **kwargs: Any) -> Tensor:
     x, target = as_float(x), as_float(target)
     function = getattr(torch.nn.functional, op.name)

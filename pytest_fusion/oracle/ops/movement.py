@@ -9,8 +9,6 @@ import torch
 from torch import Tensor
 
 from pytest_fusion.oracle.ops.rule_registry import (
-    EXACT,
-    SEMANTIC,
     Op,
     Rule,
     aligned,
@@ -35,22 +33,18 @@ def _elementwise(function: Callable[..., Any]) -> Rule:
 
 
 for _name in """
-    neg abs relu maximum minimum fmax fmin clamp clamp_min clamp_max positive masked_fill relu6 hardtanh
-    nan_to_num threshold threshold_backward negative
+    neg abs relu maximum minimum fmax fmin clamp clamp_min clamp_max masked_fill relu6 hardtanh nan_to_num threshold
+    threshold_backward tril triu constant_pad_nd
 """.split():
-    EXACT[_name] = _elementwise(getattr(aten, _name))
+    exact(_name)(_elementwise(getattr(aten, _name)))
 
 for _name in """
     eq ne lt le gt ge isnan isinf isposinf isneginf isfinite signbit logical_and logical_or logical_xor
     logical_not bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift
-    __and__ __or__ __xor__ __lshift__ __rshift__ sign sgn heaviside
+    __and__ __or__ __xor__ __lshift__ __rshift__ sign sgn heaviside round floor ceil trunc fix remainder fmod
+    floor_divide
 """.split():
-    SEMANTIC[_name] = _elementwise(getattr(aten, _name))
-
-for _name in """
-    round floor ceil trunc fix remainder fmod floor_divide
-""".split():
-    SEMANTIC[_name] = _elementwise(getattr(aten, _name))
+    semantic(_name)(_elementwise(getattr(aten, _name)))
 
 
 @exact("where")
@@ -88,7 +82,7 @@ def _same_width(values: Sequence[Tensor]) -> list[Tensor]:
     return [as_float(v) for v in wide] if floating else wide
 
 
-@exact("cat", "concat")
+@exact("cat concat")
 def _cat(op: Op, tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
     # An empty 1-d tensor is skipped by cat whatever the rank of the others (legacy behaviour).
     of = op.outs[0].dim()
@@ -124,11 +118,7 @@ def _expand(op: Op, x: Tensor, size: Sequence[int], **_: Any) -> Tensor:
     return x.reshape(x.shape[0], *(1,) * (len(size) - rank(x)), *x.shape[1:]).expand(-1, *op.outs[0].shape)
 
 
-for _name in ("tril", "triu", "constant_pad_nd"):
-    EXACT[_name] = _elementwise(getattr(aten, _name))
-
-
-@exact("slice_backward", "select_backward", "diagonal_backward", "unfold_backward")
+@exact("slice_backward select_backward diagonal_backward unfold_backward")
 def _view_backward(op: Op, grad: Tensor, *args: Any) -> Tensor:
     return each(getattr(aten, op.name), grad, *args)  # type: ignore[no-any-return]
 
@@ -161,23 +151,23 @@ def _gather(op: Op, x: Tensor, dim: int, index: Tensor, **_: Any) -> Tensor:
 
 
 @exact(
-    *"""
+    """
     take_along_dim take masked_select index_copy index_fill scatter slice_scatter select_scatter
     diagonal_scatter masked_scatter put unfold_copy replication_pad1d
     replication_pad2d reflection_pad1d reflection_pad2d max_pool2d_with_indices tril_indices diag_embed
     repeat_interleave pixel_shuffle pixel_unshuffle view_copy as_strided_scatter _unsafe_masked_index
     channel_shuffle as_strided_copy split_copy upsample_nearest2d upsample_nearest1d rot90
     block_diag split_with_sizes_copy permute_copy
-""".split()
+    """
 )
 def _lane_by_lane(op: Op, *args: Any, **kwargs: Any) -> Any:
     return each(op.function, *args, **kwargs)
 
 
-@exact("index", "_unsafe_index")
+@exact("index _unsafe_index")
 def _index(op: Op, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     """Advanced indexing; a bool mask selects by its native values, since its result has the native shape."""
-    native = list(op.operands[1])
+    native = list(op.args[1])
     chosen = [
         native[i].unsqueeze(0) if index is not None and index.dtype in (torch.bool, torch.uint8) else index
         for i, index in enumerate(indices)
@@ -190,7 +180,7 @@ def _index(op: Op, x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     return each(aten.index, x, chosen)  # type: ignore[no-any-return]
 
 
-@exact("amax", "amin")
+@exact("amax amin")
 def _extreme(op: Op, x: Tensor, dim: Any = (), keepdim: bool = False) -> Tensor:
     dims = dims_from_end(dim, rank(x))
     if not dims:
@@ -204,7 +194,7 @@ def _aminmax(op: Op, x: Tensor, dim: int | None = None, keepdim: bool = False) -
     return (x.amin(dims, keepdim), x.amax(dims, keepdim)) if dims else (x, x)
 
 
-@exact("max", "min")
+@exact("max min")
 def _max(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     if args and isinstance(args[0], Tensor):
         return getattr(torch, op.name)(*aligned(op, (x, *args)))
@@ -219,12 +209,12 @@ def _along(op: Op, function: Callable[..., Any], x: Tensor, dim: int = -1, *args
     return function(x, from_end(dim, rank(x)), *args, **kwargs)
 
 
-@exact("cummax", "cummin")
+@exact("cummax cummin")
 def _cummax(op: Op, x: Tensor, dim: int) -> Any:
     return _along(op, getattr(torch, op.name), x, dim)
 
 
-@semantic("argmax", "argmin")
+@semantic("argmax argmin")
 def _argmax(op: Op, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
     function = getattr(torch, op.name)
     if rank(x) == 0:
@@ -236,10 +226,10 @@ def _argmax(op: Op, x: Tensor, dim: int | None = None, keepdim: bool = False) ->
 
 
 @semantic(
-    *"""
+    """
     any all count_nonzero searchsorted bucketize histc equal isin nonzero unique
     unique_consecutive _unique2
-""".split()
+    """
 )
 def _reduce_by_lane(op: Op, *args: Any, **kwargs: Any) -> Any:
     return each(op.function, *args, **kwargs)

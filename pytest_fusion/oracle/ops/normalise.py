@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fusion.oracle.cancellation import again, of_stored_output
+from pytest_fusion.oracle.cancellation import of_stored_output
+from pytest_fusion.oracle.operand import Operand
 from pytest_fusion.oracle.ops.reduction import average, moments, total
 from pytest_fusion.oracle.ops.rule_registry import Op, as_float, computed, dims_from_end, from_end, rank
+from pytest_fusion.oracle.rounding import D
 
 
 def _exp(op: Op, below: Tensor) -> Tensor:
@@ -19,17 +21,17 @@ def _exp(op: Op, below: Tensor) -> Tensor:
     return op.relative(torch.exp(op.relative(below, 3)), 4)
 
 
-def _score(op: Op, x: Tensor) -> Tensor:
+def _score(op: Op, x: Operand) -> Tensor:
     """Scores as kernels round them: scaled by log2 e before the largest is subtracted, ``exp2(y - max(y))``.
 
     A compiled fused multiply-add keeps all digits of the product; the interpreter and other compilers do not. The
     largest is rounded in the same way, so that no score overflows that is finite in a kernel.
     """
-    noisy = op.relative(op.unrounded(x), 1)
-    return _calm(op, x, noisy) if id(x) in op.held else torch.where(x.abs() * op.unit > 1, x, noisy)
+    noisy = op.relative(as_float(x.unrounded), 1)
+    return calm(op, x.value, noisy) if x.loose else torch.where(x.value.abs() * op.unit > 1, x.value, noisy)
 
 
-def _calm(op: Op, x: Tensor, noisy: Tensor) -> Tensor:
+def calm(op: Op, x: Tensor, noisy: Tensor) -> Tensor:
     """``noisy``, but in half of the lanes ``x`` itself where its rounding errors could make an exponential overflow.
 
     There one kernel may overflow and another may not, and the result of the latter needs lanes that are finite.
@@ -40,35 +42,36 @@ def _calm(op: Op, x: Tensor, noisy: Tensor) -> Tensor:
     return torch.where(coarse & op.noise.other_half(x), x, noisy)
 
 
-@computed("_softmax", "_safe_softmax", "softmax")
-def _softmax(op: Op, x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
-    value = softmax(op, as_float(x), dims_from_end(dim, rank(x)))
+@computed("_softmax _safe_softmax softmax", operands=True)
+def _softmax(op: Op, x: Operand, dim: int, *_: Any, **__: Any) -> Tensor:
+    dims = dims_from_end(dim, rank(x.value))
+    value = softmax(op, x.value, dims, _score(op, x), x.again if x.loose else None)
     if op.name == "_safe_softmax":
-        return torch.where(torch.isneginf(x).all(from_end(dim, rank(x)), True), 0.0, value)
+        return torch.where(torch.isneginf(x.value).all(from_end(dim, rank(x.value)), True), 0.0, value)
     return value
 
 
-def softmax(op: Op, x: Tensor, dims: list[int], score: Tensor | None = None) -> Tensor:
-    """``score`` is ``x`` as the difference with its largest value may read it, where ``x`` is no operand.
+def softmax(op: Op, x: Tensor, dims: list[int], score: Tensor, again: Tensor | None) -> Tensor:
+    """``score`` is ``x`` as the difference with its largest value may read it.
 
-    Of a computed score what is divided may have been computed again: even the only one of a row is not exactly 1 then.
+    Of a computed score what is divided may have been computed ``again``: even the only one of a row is not exactly 1
+    then.
     """
     top = x.amax(dims, True) if x.numel() else x.sum(dims, True)
-    grown = _exp(op, (_score(op, x) if score is None else _calm(op, x, score)) - top)
+    grown = _exp(op, score - top)
     whole = total(op, grown, dims, True)
-    if score is not None or id(x) in op.held:
-        second = op.again(x) if score is None else again(x, x)
-        grown = _exp(op, _calm(op, x, op.relative(second, 1)) - top)
+    if again is not None:
+        grown = _exp(op, calm(op, x, op.relative(again, 1)) - top)
     # A row with an overflow is rescaled by 0 * inf in kernels that go by blocks.
     return op.relative(torch.where(torch.isinf(whole), math.nan, grown / whole), 2)
 
 
-@computed("_log_softmax", "log_softmax")
-def _log_softmax(op: Op, x: Tensor, dim: int, *_: Any, **__: Any) -> Tensor:
-    x, dims = as_float(x), dims_from_end(dim, rank(x))
+@computed("_log_softmax log_softmax", operands=True)
+def _log_softmax(op: Op, operand: Operand, dim: int, *_: Any, **__: Any) -> Tensor:
+    x, dims = operand.value, dims_from_end(dim, rank(operand.value))
     top = x.amax(dims, True) if x.numel() else x.sum(dims, True)
-    whole = total(op, _exp(op, _score(op, x) - top), dims, True)
-    below = (op.relative(op.again(x), 1) if id(x) in op.held else x) - top
+    whole = total(op, _exp(op, _score(op, operand) - top), dims, True)
+    below = (op.relative(operand.again, 1) if operand.loose else x) - top
     log = _log(op, whole)
     # x - lse, as kernels that need the log-sum-exp anyway have it: rounded where it is as large as the largest x.
     lse = torch.nan_to_num(top + log, 0.0, 0.0, 0.0)
@@ -80,95 +83,79 @@ def _log(op: Op, value: Tensor) -> Tensor:
     return op.absolute(op.relative(torch.log(value), 4), 2)
 
 
-@computed("logsumexp")
-def _logsumexp(op: Op, x: Tensor, dim: Any, keepdim: bool = False) -> Tensor:
-    x, dims = as_float(x), dims_from_end(dim, rank(x))
+@computed("logsumexp", operands=True)
+def _logsumexp(op: Op, operand: Operand, dim: Any, keepdim: bool = False) -> Tensor:
+    x, dims = as_float(operand.value), dims_from_end(dim, rank(operand.value))
     if not dims or not x.numel():
         return torch.logsumexp(x, dims, keepdim) if dims else x
     top = x.amax(dims, True)
     top = torch.where(torch.isinf(top), 0.0, top)
-    whole = total(op, _exp(op, _score(op, x) - top), dims, True)
+    whole = total(op, _exp(op, _score(op, operand) - top), dims, True)
     value = op.relative(_log(op, whole) + top, 1)
     return value if keepdim else value.reshape(value.shape[0], *op.outs[0].shape)
 
 
-def _affine(op: Op, value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+def _affine(op: Op, value: Tensor, weight: Operand | None, bias: Operand | None, dim: int = 0) -> Tensor:
+    """``value`` times weight plus bias, which stand at the last dims, or along the ``dim`` of lanes (L, N, C, ...)."""
+
+    def placed(parameter: Operand) -> Tensor:
+        wide = as_float(parameter.value)
+        if dim:
+            return wide.reshape(wide.shape[0], *(1,) * (dim - 1), -1, *(1,) * (value.dim() - dim - 1))
+        return wide.reshape(wide.shape[0], *(1,) * (value.dim() - wide.dim()), *wide.shape[1:])
+
     if weight is not None:
-        value = op.relative(value * _trailing(weight, value), 1)
-    return value if bias is None else op.relative(value + _trailing(bias, value), 1)
+        value = op.relative(value * placed(weight), 1)
+    return value if bias is None else op.relative(value + placed(bias), 1)
 
 
-def _trailing(parameter: Tensor, value: Tensor) -> Tensor:
-    missing = value.dim() - parameter.dim()
-    return as_float(parameter).reshape(parameter.shape[0], *(1,) * missing, *parameter.shape[1:])
-
-
-@computed("native_layer_norm")
-def _layer_norm(
-    op: Op, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    x = as_float(x)
-    mean, centred, variance = moments(op, x, list(range(-len(shape), 0)))
+def _standard(op: Op, x: Tensor, dims: list[int], read: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """``x`` with mean 0 and variance 1 over ``dims``, its mean, and the reciprocal of its standard deviation."""
+    mean, centred, variance = moments(op, x, dims, read)
     root = op.relative(torch.rsqrt(variance + eps), 3)
-    return _affine(op, op.relative(centred * root, 1), weight, bias), mean, root
+    return op.relative(centred * root, 1), mean, root
 
 
-@computed("_fused_rms_norm", "rms_norm", "_fused_rms_norm_cpu")
-def _rms_norm(op: Op, x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None) -> Any:
-    x = as_float(x)
-    if eps is None:
-        out = op.outs[0].dtype
-        eps = torch.finfo(out if out == torch.float64 else torch.float32).eps
-    dims = list(range(-len(shape), 0))
-    root = op.relative(torch.rsqrt(average(op, x.square(), dims, True) + eps), 3)
-    value = op.relative(x * root, 1)
-    if weight is not None:
-        value = op.relative(value * _trailing(weight, value), 1)
+@computed("native_layer_norm", operands=True)
+def _layer_norm(
+    op: Op, x: Operand, shape: Sequence[int], weight: Operand | None, bias: Operand | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    value, mean, root = _standard(op, x.value, list(range(-len(shape), 0)), x.unrounded, eps)
+    return _affine(op, value, weight, bias), mean, root
+
+
+@computed("_fused_rms_norm rms_norm", operands=True)
+def _rms_norm(op: Op, operand: Operand, shape: Sequence[int], weight: Operand | None, eps: float | None) -> Any:
+    x = operand.value
+    eps = torch.finfo(D if op.wide else torch.float32).eps if eps is None else eps
+    root = op.relative(torch.rsqrt(average(op, x.square(), list(range(-len(shape), 0)), True) + eps), 3)
+    value = _affine(op, op.relative(x * root, 1), weight, None)
     return (value, root) if len(op.outs) > 1 else value
 
 
-@computed("native_group_norm")
+@computed("native_group_norm", operands=True)
 def _group_norm(
-    op: Op,
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    batch: int,
-    channels: int,
-    inner: int,
-    groups: int,
-    eps: float,
+    op: Op, x: Operand, weight: Operand | None, bias: Operand | None, batch: int, *sizes: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    x = as_float(x)
-    grouped = x.reshape(x.shape[0], batch, groups, channels // groups * inner)
-    mean, centred, variance = moments(op, grouped, [-1], op.unrounded(x).reshape(-1, *grouped.shape[1:]))
-    root = op.relative(torch.rsqrt(variance + eps), 3)
-    value = op.relative(centred * root, 1)
-    value = value.reshape(value.shape[0], *x.shape[1:])
-    value = _per_channel(op, value, weight, bias)
+    channels, inner, groups, eps = sizes
+    grouped, read = (
+        value.reshape(value.shape[0], batch, groups, channels // groups * inner) for value in (x.value, x.unrounded)
+    )
+    value, mean, root = _standard(op, grouped, [-1], read, eps)
+    value = _affine(op, value.reshape(value.shape[0], *x.value.shape[1:]), weight, bias, dim=2)
     return value, mean.squeeze(-1), root.squeeze(-1)
 
 
-def _per_channel(op: Op, value: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Scale and shift along dim 1 of (L, N, C, ...)."""
-
-    def along(parameter: Tensor | None) -> Tensor | None:
-        return None if parameter is None else parameter.reshape(parameter.shape[0], -1, *(1,) * (value.dim() - 3))
-
-    return _affine(op, value, along(weight), along(bias))
-
-
-@computed("_softmax_backward_data")
-def _softmax_backward(op: Op, grad: Tensor, output: Tensor, dim: int, *_: Any) -> Tensor:
-    spread = op.spreads.get(id(grad))
-    grad, output, dims = as_float(grad), as_float(output), dims_from_end(dim, rank(grad))
-    whole = total(op, grad * output, dims, True)
+@computed("_softmax_backward_data", operands=True)
+def _softmax_backward(op: Op, grad: Operand, given: Operand, dim: int, *_: Any) -> Tensor:
+    output, spread, dims = given.value, grad.lanes.spread, dims_from_end(dim, rank(grad.value))
+    whole = total(op, grad.value * output, dims, True)
     # Kernels have the whole from the forward pass's output (delta), so what was computed twice is subtracted.
-    value = op.relative(output * op.relative(op.again(grad) - whole, 1), 2)
+    value = op.relative(output * op.relative(grad.again - whole, 1), 2)
     if spread is None or op.noise.kind != "E":
         return value
     value = op.noise.spread(value)
-    value[1:].addcmul_(output[:1], of_stored_output(op.noise, output[0], spread, dim), value=-1)
+    value[1:].addcmul_(output[:1], of_stored_output(op.noise, output[0], spread[0], dim), value=-1)
     return value
 
 
@@ -180,59 +167,52 @@ def _log_softmax_backward(op: Op, grad: Tensor, output: Tensor, dim: int, *_: An
     return op.relative(grad - scaled, 1)
 
 
-@computed("native_layer_norm_backward")
+@computed("native_layer_norm_backward", operands=True)
 def _layer_norm_backward(
-    op: Op,
-    grad: Tensor,
-    x: Tensor,
-    shape: Sequence[int],
-    mean: Tensor,
-    root: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    mask: Sequence[bool],
+    op: Op, grad: Operand, x: Operand, shape: Sequence[int], mean: Operand, root: Operand, *rest: Any
 ) -> tuple[Tensor | None, ...]:
-    grad, x = as_float(grad), as_float(x)
-    inner = list(range(-len(shape), 0))
-    outer = list(range(-rank(x), -len(shape)))
-    value = op.relative(op.relative(x - mean, 1) * root, 1)
-    scaled = grad if weight is None else op.relative(grad * _trailing(weight, grad), 1)
-    return (
-        _normalised_backward(op, scaled, value, root, inner, centred=True, product=weight is not None)
-        if mask[0]
-        else None,
-        total(op, grad * value, outer, False) if mask[1] else None,
-        total(op, grad, outer, False) if mask[2] else None,
-    )
+    weight, _, mask = rest
+    value = op.relative(op.relative(x.value - mean.value, 1) * root.value, 1)
+    return _normalised_backward(op, grad, value, root.value, len(shape), weight, mask)
 
 
-@computed("_fused_rms_norm_backward")
+@computed("_fused_rms_norm_backward", operands=True)
 def _rms_norm_backward(
-    op: Op, grad: Tensor, x: Tensor, shape: Sequence[int], root: Tensor, weight: Tensor | None, mask: Sequence[bool]
+    op: Op, grad: Operand, x: Operand, shape: Sequence[int], root: Operand, weight: Operand | None, mask: Sequence[bool]
 ) -> tuple[Tensor | None, ...]:
-    grad, x = as_float(grad), as_float(x)
-    inner = list(range(-len(shape), 0))
-    outer = list(range(-rank(x), -len(shape)))
-    value = op.relative(x * root, 1)
-    scaled = grad if weight is None else op.relative(grad * _trailing(weight, grad), 1)
-    return (
-        _normalised_backward(op, scaled, value, root, inner, centred=False) if mask[0] else None,
-        total(op, grad * value, outer, False) if mask[1] else None,
-    )
+    value = op.relative(x.value * root.value, 1)
+    return _normalised_backward(op, grad, value, root.value, len(shape), weight, mask)
 
 
 def _normalised_backward(
-    op: Op, grad: Tensor, value: Tensor, root: Tensor, dims: list[int], *, centred: bool, product: bool = False
-) -> Tensor:
-    """``root * (g - mean(g) - value * mean(g * value))``, the mean of g only for centred normalisations.
+    op: Op,
+    operand: Operand,
+    value: Tensor,
+    root: Tensor,
+    inner: int,
+    weight: Operand | None,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """``root * (g - mean(g) - value * mean(g * value))`` and the gradients of weight and bias, as ``mask`` wants them.
 
-    Where g is a ``product``, a GPU contracts it with the difference into one operation that does not round it, while
-    the mean has rounded it: of a single element 4e-6 was left over where plain arithmetic has 0 (root is 316 there).
+    The mean of g, and a bias, only centred normalisations have. Where g is a product, a GPU contracts it with the
+    difference into one operation that does not round it, while the mean has rounded it: of a single element 4e-6 was
+    left over where plain arithmetic has 0 (root is 316 there).
     """
-    along = op.relative(value * average(op, grad * value, dims, True), 1)
-    own = op.relative(grad, 1) if product else op.unrounded(grad)
-    left = op.relative(own - average(op, grad, dims, True), 1) if centred else grad
-    return op.relative(op.relative(left - along, 1) * root, 2)
+    dims, outer = list(range(-inner, 0)), list(range(-rank(value), -inner))
+    grad, found, centred = operand.value, None, len(mask) > 2
+    scaled = _affine(op, grad, weight, None)
+    if mask[0]:
+        along = op.relative(value * average(op, scaled * value, dims, True), 1)
+        left = scaled
+        if centred:
+            own = operand.unrounded if weight is None else op.relative(scaled, 1)
+            left = op.relative(own - average(op, scaled, dims, True), 1)
+        found = op.relative(op.relative(left - along, 1) * root, 2)
+    of_weight = total(op, grad * value, outer, False) if mask[1] else None
+    if not centred:
+        return found, of_weight
+    return found, of_weight, total(op, grad, outer, False) if mask[2] else None
 
 
 @computed("_weight_norm_interface")

@@ -1,4 +1,7 @@
-"""Operations that order values. Which of equal ones they name torch leaves open, so each lane names another one."""
+"""Operations that order values. Which of equal ones they name torch leaves open, so each lane names another one.
+
+The documentation of each says that any of several equal ones may be returned; that of the sorts unless ``stable``.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,6 @@ import torch
 from torch import Tensor
 
 from pytest_fusion.oracle.ops.rule_registry import Op, each, exact, from_end, named, rank, semantic
-
-# The documentation of each says that any of several equal ones may be returned; that of the sorts unless ``stable``.
-UNORDERED = frozenset({"topk", "sort", "msort", "argsort", "kthvalue", "median", "nanmedian", "mode"})
 
 
 @exact("topk")
@@ -42,7 +42,7 @@ def _kthvalue(op: Op, x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -
     return _one(op, x, dim, keepdim, lambda v, along: torch.kthvalue(v, k, along, True))
 
 
-@exact("median", "nanmedian", "mode")
+@exact("median nanmedian mode")
 def _median(op: Op, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
     function = getattr(torch, op.name)
     if len(op.outs) == 1:

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fusion.oracle.drift import drifted, product_drift, steps
+from pytest_fusion.oracle.drift import product_drift, steps
+from pytest_fusion.oracle.lane_store import Lanes
+from pytest_fusion.oracle.operand import Operand
 from pytest_fusion.oracle.ops.rule_registry import Op, as_float, computed, each
 from pytest_fusion.oracle.rounding import GRIDS, D, unit
 
@@ -30,34 +32,39 @@ EIGHTHS = 128
 _CUT, _SCATTERED = 6.2e-4, 4e-4
 
 
-def product(op: Op, a: Tensor, b: Tensor) -> Tensor:
+def product(op: Op, a: Operand | Tensor, b: Operand | Tensor) -> Tensor:
     """``a @ b`` over the last two dims of lanes (L, ..., M, K) and (L, ..., K, N)."""
+    one, other = _operand(a), _operand(b)
     if op.whole:
-        return torch.matmul(a, b)
-    sizes = op.sizes.get(id(a)), op.sizes.get(id(b))
-    from_a, from_b = op.sources.get(id(a)), op.sources.get(id(b))
-    (a, low_a), (b, low_b) = _with_low(op, a, b), _with_low(op, b, a)
-    if low_a is None and low_b is None and from_a is not None and from_b is not None:
+        return torch.matmul(one.value, other.value)
+    low_one, low_other = _low(one, other), _low(other, one)
+    if low_one is None and low_other is None and one.source and other.source:
         # Queries and keys that were turned or normed: both computed, and both stored in 16 bits before the product.
-        a, b = _fed(op, a, None, from_b), _fed(op, b, None, from_a)
+        left, right = _fed(op, one.value, None, other.source), _fed(op, other.value, None, one.source)
     else:
-        a, b = _fed(op, a, low_a, low_b), _fed(op, b, low_b, low_a)
-    value = torch.matmul(a, b[0] if b.shape[0] == 1 and b.dim() == 3 else b)
-    first_a, first_b = a[0], b[0]
-    squares = torch.matmul(first_a.square(), first_b.square())
-    terms = a.shape[-1]
-    if low_a is not None and low_b is not None:
-        op.spread = squares.sqrt() * max(unit(low_a), unit(low_b))
-    if low_a is not None or low_b is not None:
+        left, right = _fed(op, one.value, low_one, low_other), _fed(op, other.value, low_other, low_one)
+    value = torch.matmul(left, right[0] if right.shape[0] == 1 and right.dim() == 3 else right)
+    first, second = left[0], right[0]
+    squares = torch.matmul(first.square(), second.square())
+    terms = left.shape[-1]
+    if low_one and low_other:
+        op.spread = squares.sqrt() * max(unit(low_one), unit(low_other))
+    if low_one or low_other:
         value = truncated(op, value, squares, terms)
-    if op.eighths:
+    if one.eighth and other.eighth:
         value = added_coarsely(op, value, squares, terms)
-    value = op.accumulated(value, squares, terms, lambda: torch.matmul(first_a.abs(), first_b.abs()))
-    value = _without_zeros(op, value, first_a, first_b, terms, torch.matmul)
-    if any(size is not None for size in sizes):
-        size_a, size_b = (f.abs() if s is None else s for f, s in zip((first_a, first_b), sizes, strict=True))
-        value = _distributed(op, value, torch.matmul(size_a, size_b))
-    return drifted(op.noise, value, product_drift(first_a, first_b, value[0], op.unit))
+    value = op.accumulated(value, squares, terms, lambda: torch.matmul(first.abs(), second.abs()))
+    value = _without_zeros(op, value, first, second, terms, torch.matmul)
+    chains = one.lanes.chain, other.lanes.chain
+    if any(chain is not None for chain in chains):
+        sizes = (f.abs() if c is None else c[0].sqrt() for f, c in zip((first, second), chains, strict=True))
+        value = _distributed(op, value, torch.matmul(*sizes))
+    return op.noise.off(value, product_drift(first, second, value[0], op.unit))
+
+
+def _operand(value: Operand | Tensor) -> Operand:
+    """Of a tensor that the rule itself computed nothing is known but its values."""
+    return value if isinstance(value, Operand) else Operand(value, Lanes(value, value), value)
 
 
 def _distributed(op: Op, value: Tensor, size: Tensor) -> Tensor:
@@ -66,23 +73,18 @@ def _distributed(op: Op, value: Tensor, size: Tensor) -> Tensor:
     Kernels for 4-bit weights have it so (llama.cpp's q4_1). Both parts, of ``size`` (*shape) together at most, are
     rounded when they are scaled and when they are added.
     """
-    out = op.noise.spread(value)
-    off = torch.where(torch.isfinite(size), size, 0.0) * op.unit
-    out[1:].addcmul_(off, op.noise.normal(tuple(value.shape[1:]), value.device))
-    return out
+    return op.noise.scattered(value, size * op.unit)
 
 
-def _with_low(op: Op, operand: Tensor, other: Tensor | None = None) -> tuple[Tensor, torch.dtype | None]:
-    """An operand's lanes, and the 16-bit dtype that holds its values, if one does.
+def _low(operand: Operand, other: Operand) -> torch.dtype | None:
+    """The 16-bit dtype that holds an operand's values, if one does.
 
     Of integers that says nothing: 8 bits fit bfloat16, and beside a factor of float32 a kernel that rounded that to
     bfloat16 passed. Beside one that comes from 16 bits both go to tensor cores so.
     """
-    known = op.low.get(id(operand))
-    value = as_float(operand)
-    if known is None and id(operand) in op.codes and op.low.get(id(other), op.sources.get(id(other))) is None:
-        return value, None
-    return value, known or _narrow(value)
+    if operand.low is None and operand.codes and (other.low or other.source) is None:
+        return None
+    return operand.low or _narrow(operand.value)
 
 
 def _fed(op: Op, value: Tensor, low: torch.dtype | None, other: torch.dtype | None) -> Tensor:
@@ -161,21 +163,17 @@ def _narrow(value: Tensor) -> torch.dtype | None:
     return None
 
 
-@computed("mm", "bmm")
-def _mm(op: Op, a: Tensor, b: Tensor, *_: Any, **__: Any) -> Tensor:
+@computed("mm bmm", operands=True)
+def _mm(op: Op, a: Operand, b: Operand, *_: Any, **__: Any) -> Tensor:
     return product(op, a, b)
 
 
-@computed("matmul")
-def _matmul(op: Op, a: Tensor, b: Tensor) -> Tensor:
-    return each(torch.matmul, a, b)  # type: ignore[no-any-return]
-
-
-@computed("addmm", "baddbmm", "_addmm_activation")
+@computed("addmm baddbmm _addmm_activation", operands=True)
 def _addmm(
-    op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1, use_gelu: bool = False
+    op: Op, bias: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: float = 1, use_gelu: bool = False
 ) -> Tensor:
-    value = _biased(op, product(op, a, b), bias, beta, alpha, op.made or steps(a[0], b[0]))
+    value = product(op, a, b)
+    value = _biased(op, value, bias.value, beta, alpha, op.made or steps(a.value[0], b.value[0]))
     if op.name == "_addmm_activation":
         return torch.nn.functional.gelu(value, approximate="tanh") if use_gelu else value.relu()
     return value
@@ -203,7 +201,7 @@ def _addmv(op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha
     return _biased(op, _mv(op, a, b), bias, beta, alpha, op.made or a.shape[-1])
 
 
-@computed("dot", "vdot")
+@computed("dot vdot")
 def _dot(op: Op, a: Tensor, b: Tensor) -> Tensor:
     return product(op, a.unsqueeze(-2), b.unsqueeze(-1)).squeeze(-1).squeeze(-1)
 
@@ -221,9 +219,10 @@ def _addbmm(op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alph
     return _biased(op, product(op, joined_a, joined_b), bias, beta, alpha, op.made or joined_a.shape[-1])
 
 
-@computed("convolution", "_convolution", "cudnn_convolution", "mkldnn_convolution")
+@computed("convolution _convolution cudnn_convolution mkldnn_convolution")
 def _convolution(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    (x, low_x), (weight, low_weight) = _with_low(op, x), _with_low(op, weight)
+    x, weight = as_float(x), as_float(weight)
+    low_x, low_weight = _narrow(x), _narrow(weight)
     x, weight = _fed(op, x, low_x, low_weight), _fed(op, weight, low_weight, low_x)
     stride, padding, dilation, transposed, output_padding, groups = rest[:6]
 
@@ -278,12 +277,9 @@ def _without_zeros(
 
 @computed("convolution_backward")
 def _convolution_backward(op: Op, grad: Tensor, x: Tensor, weight: Tensor, sizes: Any, *rest: Any) -> tuple[Any, ...]:
-    (grad, low), (x, low_x), (weight, low_weight) = (_with_low(op, t) for t in (grad, x, weight))
-    grad, x, weight = (
-        _fed(op, grad, low, low_x or low_weight),
-        _fed(op, x, low_x, low),
-        _fed(op, weight, low_weight, low),
-    )
+    low, low_x, low_weight = (_narrow(value) for value in (grad, x, weight))
+    grad = _fed(op, grad, low, low_x or low_weight)
+    x, weight = _fed(op, x, low_x, low), _fed(op, weight, low_weight, low)
     wanted = rest[-1]
 
     def backward(g: Tensor, a: Tensor, w: Tensor) -> Any:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pytest_fusion.oracle.cancellation import at_operands_size
-from pytest_fusion.oracle.drift import drift, drifted, factor_drift, running_drift
+from pytest_fusion.oracle.drift import drift, factor_drift, running_drift
+from pytest_fusion.oracle.operand import Operand
 from pytest_fusion.oracle.ops.rule_registry import (
     Op,
     as_float,
@@ -32,7 +33,7 @@ def total(op: Op, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
         return x
     first, whole = x[0], x.sum(dims, True)
     value = op.accumulated(whole, first.square().sum(dims, True), count(x, dims), lambda: first.abs().sum(dims, True))
-    value = drifted(op.noise, value, drift(first, whole[0], dims, op.unit))
+    value = op.noise.off(value, drift(first, whole[0], dims, op.unit))
     return value if keepdim else value.squeeze(dims)
 
 
@@ -42,7 +43,7 @@ def average(op: Op, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
     return value if terms and math.log2(terms).is_integer() else op.relative(value, 1)
 
 
-@computed("sum", "nansum")
+@computed("sum nansum")
 def _sum(op: Op, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     dims = dims_from_end(dim, rank(x))
     if not op.outs[0].dtype.is_floating_point:
@@ -74,7 +75,7 @@ def _updated(op: Op, mean: Tensor, x: Tensor, dims: list[int], keepdim: bool) ->
     """
     if 2 <= (terms := count(x, dims)) <= _FEW:
         apart = (x[0].amax(dims, keepdim) - x[0].amin(dims, keepdim)) * (op.unit / terms)
-        mean = drifted(op.noise, mean, torch.where(torch.isfinite(apart), apart, 0.0))
+        mean = op.noise.off(mean, torch.where(torch.isfinite(apart), apart, 0.0))
     lost = torch.isinf(mean[0])
     if not bool(lost.any()):
         return mean
@@ -85,18 +86,20 @@ def _updated(op: Op, mean: Tensor, x: Tensor, dims: list[int], keepdim: bool) ->
     return out
 
 
-def moments(op: Op, x: Tensor, dims: list[int], unrounded: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, centred values and the mean of their squares, each with its roundings; reduced dims have size 1."""
+def moments(op: Op, x: Tensor, dims: list[int], read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean, centred values and the mean of their squares, each with its roundings; reduced dims have size 1.
+
+    ``read`` is ``x`` as the difference with its mean may have it.
+    """
     mean = _updated(op, average(op, x, dims, True), x, dims, True)
-    read = op.unrounded(x) if unrounded is None else unrounded
     centred = at_operands_size(op.noise, op.relative(read - mean, 1), x[0].abs(), op.unit)
     return mean, centred, average(op, centred.square(), dims, True)
 
 
-def _variance(op: Op, x: Tensor, dim: Any, correction: float | None, keepdim: bool) -> tuple[Tensor, Tensor]:
-    dims = dims_from_end(dim, rank(x))
-    terms = count(x, dims) if dims else 1
-    mean, _, second = moments(op, as_float(x), dims)
+def _variance(op: Op, x: Operand, dim: Any, correction: float | None, keepdim: bool) -> tuple[Tensor, Tensor]:
+    dims = dims_from_end(dim, rank(x.value))
+    terms = count(x.value, dims) if dims else 1
+    mean, _, second = moments(op, x.value, dims, x.unrounded)
     free = terms - (1 if correction is None else correction)
     value = op.relative(second * (terms / free if free > 0 else math.nan), 1)
     if not keepdim and dims:
@@ -123,8 +126,8 @@ def _correction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, flo
     return dim, correction, keepdim
 
 
-@computed("var", "std", "var_mean", "std_mean")
-def _var(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+@computed("var std var_mean std_mean", operands=True)
+def _var(op: Op, x: Operand, *args: Any, **kwargs: Any) -> Any:
     dim, correction, keepdim = _correction(args, kwargs)
     value, mean = _variance(op, x, dim, correction, keepdim)
     if op.name.startswith("std"):
@@ -132,7 +135,7 @@ def _var(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     return (value, mean) if op.name.endswith("mean") else value
 
 
-@computed("linalg_vector_norm", "norm")
+@computed("linalg_vector_norm norm")
 def _norm(op: Op, x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     x = as_float(x)
     power = 2.0 if ord is None else float(ord)
@@ -160,7 +163,7 @@ def _prod(op: Op, x: Tensor, dim: int | None = None, keepdim: bool = False, *, d
     value = flat.prod(along, True)
     if op.outs[0].dtype.is_floating_point:
         moved = factor_drift(flat[0], value[0], along, op.unit)
-        value = drifted(op.noise, op.relative(value, math.sqrt(flat.shape[along])), moved)
+        value = op.noise.off(op.relative(value, math.sqrt(flat.shape[along])), moved)
     return value if keepdim and dim is not None else value.squeeze(along)
 
 
@@ -182,7 +185,7 @@ def _cumsum(op: Op, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     along = from_end(dim, rank(x))
     first, steps, whole = x[0], _steps(x, along), x.cumsum(along)
     value = op.accumulated(whole, first.square().cumsum(along), steps, lambda: first.abs().cumsum(along))
-    return drifted(op.noise, value, running_drift(first, whole[0], steps, along, op.unit))
+    return op.noise.off(value, running_drift(first, whole[0], steps, along, op.unit))
 
 
 @computed("cumprod")
@@ -196,7 +199,7 @@ def _cumprod(op: Op, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
     out = op.noise.spread(x.cumprod(along))
     lanes = out[1:]
     lanes.add_(lanes * op.noise.normal(tuple(x.shape[1:]), x.device) * (_steps(x, along).sqrt() * op.unit))
-    return drifted(op.noise, out, factor_drift(x[0], out[0], along, op.unit, running=True))
+    return op.noise.off(out, factor_drift(x[0], out[0], along, op.unit, running=True))
 
 
 @computed("logcumsumexp")
@@ -250,11 +253,11 @@ def _scatter_reduce(
     return value if reduce in ("amax", "amin") else op.relative(value, 8)
 
 
-@computed("index_put", "_index_put_impl", "_unsafe_index_put")
+@computed("index_put _index_put_impl _unsafe_index_put")
 def _index_put(
     op: Op, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *_: Any
 ) -> Tensor:
-    native = list(op.operands[1])
+    native = list(op.args[1])
     chosen = [
         native[i].unsqueeze(0) if index is not None and index.dtype in (torch.bool, torch.uint8) else index
         for i, index in enumerate(indices)

@@ -1,47 +1,94 @@
-"""How an operation is carried out on lanes: the context a rule works in, and the tables that rules enter."""
+"""The table of ATen operators, and what a rule works with that carries one out on lanes."""
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
 
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.oracle.cancellation import again, unrounded
-from pytest_fusion.oracle.lane_store import Lanes
 from pytest_fusion.oracle.rounding import LARGEST32, U32, U64, D, Noise, unit
 
 # A rule gets the operation's arguments with every tensor replaced by its lanes (L, *shape), L = 1 or 1 + K.
 Rule = Callable[..., Any]
 R = TypeVar("R", bound=Rule)
 
-# Values before rounding; the mode rounds each result to its native dtype.
-COMPUTED: dict[str, Rule] = {}
-# Moves or selects values: done on the raw and on the rounded lanes alike, and never rounded.
-EXACT: dict[str, Rule] = {}
-# Rounds, compares or converts: done for real in every lane, on what an honest kernel would read there.
-SEMANTIC: dict[str, Rule] = {}
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What is known of an ATen operator by its name: the rule that carries it out on lanes, and of which kind it is.
+
+    A ``rule`` computes values before rounding, and each result is rounded to its native dtype. It is ``exact`` where it
+    moves or selects values (done on the raw and on the rounded lanes alike, and never rounded), ``semantic`` where it
+    rounds, compares or converts (done for real in every lane, on what an honest kernel would read there). With
+    ``operands`` it gets an `Operand` for each tensor.
+    """
+
+    rule: Rule | None = None
+    exact: bool = False
+    semantic: bool = False
+    operands: bool = False
+    # A constant, most in the shape of the argument.
+    constant: bool = False
+    casts: bool = False
+    # Changes no digit of complex numbers but by its result's dtype.
+    moves: bool = False
+    # Exact of real numbers; of complex ones a root of two squares, and what is divided by it.
+    modulus: bool = False
+    # Does not read what it writes.
+    overwrites: bool = False
+    # Positions of the running statistics, which it writes although its schema does not say so.
+    updates: tuple[int, ...] = ()
+    sums: bool = False
+    # May leave a chain of additions as it is, element by element.
+    carries: bool = False
+    # The last two operands are the factors of a product; ``product``: there are no others.
+    factors: bool = False
+    product: bool = False
+    # Leaves float8 numbers float8 numbers, but for a factor.
+    scales: bool = False
+    largest: bool = False
+    # Which of equal values it names is open.
+    unordered: bool = False
+
+
+OPERATORS: dict[str, Operator] = {}
+
+
+def enter(names: str, **facts: Any) -> None:
+    """Adds to what is known of each of the ``names``."""
+    for name in names.split():
+        OPERATORS[name] = replace(OPERATORS.get(name, Operator()), **facts)
+
+
+enter("full scalar_tensor full_like zeros_like ones_like new_zeros new_ones new_full", constant=True)
+enter("_to_copy copy", casts=True)
+enter("_to_copy copy clone complex fill zero", moves=True)
+enter("abs sgn", modulus=True)
+enter("copy fill zero", overwrites=True)
+enter("native_batch_norm cudnn_batch_norm miopen_batch_norm", updates=(3, 4))
+enter("add sub subtract rsub", sums=True)
+enter("where mul", carries=True)
+enter("mm bmm", product=True)
+enter("mm bmm addmm baddbmm _addmm_activation", factors=True)
+enter("mul div clone neg", scales=True)
+enter("amax max", largest=True)
+enter("topk sort msort argsort kthvalue median nanmedian mode", unordered=True)
 
 
 @dataclass(slots=True)
 class Op:
-    """One operation in flight. Mappings and ``codes`` have the ``id`` of an operand's rounded values as key.
+    """One operation in flight: the functional overload ``function``, its base ``name``, native ``args`` and ``outs``.
 
-    ``function`` is the functional ATen overload, ``name`` its base name; ``outs`` and ``operands`` are native.
-    ``terms``: the length of the longest product that made an operand.
-    ``held``: the lanes of operands whose last rounding a kernel may leave out.
-    ``low``: the 16-bit dtype of a product's factors, or the one they were converted from.
-    ``sources``: the 16-bit dtype of the numbers that the factors were computed from. ``codes``: factors once integers.
-    ``spread`` (*shape): set by a product of 16-bit factors, the error of rounding these once more; ``spreads`` has it
-    for operands that are products themselves.
-    ``made``: set by a product, its ``Lanes.terms`` where tensor cores truncate.
-    ``eighths``: both factors may go to a GPU's tensor cores as float8.
-    ``sizes`` (*shape): of a factor that is a sum, the root of its terms' squares.
+    ``terms``: the length of the longest product that made an operand. A rule may set the others:
+    ``spread`` (*shape): of a product of 16-bit factors, the error of rounding these once more.
+    ``made``: of a product, its ``Lanes.terms`` where tensor cores truncate.
     ``exact`` (bool, broadcastable to the result): where no kernel rounds the result; float64 has no finer reference.
     """
 
@@ -49,32 +96,11 @@ class Op:
     function: Any
     name: str
     outs: tuple[Tensor, ...]
-    operands: tuple[Any, ...]
+    args: tuple[Any, ...]
     terms: int = 1
-    held: Mapping[int, Lanes] = field(default_factory=dict)
-    low: Mapping[int, torch.dtype] = field(default_factory=dict)
-    sources: Mapping[int, torch.dtype] = field(default_factory=dict)
-    codes: frozenset[int] = frozenset()
-    spreads: Mapping[int, Tensor] = field(default_factory=dict)
     spread: Tensor | None = None
     made: int = 0
-    eighths: bool = False
-    sizes: Mapping[int, Tensor] = field(default_factory=dict)
     exact: Tensor | bool = False
-
-    def unrounded(self, value: Tensor) -> Tensor:
-        """An operand as a difference with a reduction of itself may read it: in half of the lanes not yet rounded."""
-        lanes = self.held.get(id(value))
-        return value if lanes is None else unrounded(lanes)
-
-    def again(self, value: Tensor) -> Tensor:
-        """An operand as a kernel that computes it a second time may have it then."""
-        lanes = self.held.get(id(value))
-        return value if lanes is None else again(lanes.raw, lanes.rounded)
-
-    def named(self, args: Sequence[Any]) -> dict[str, Any]:
-        """Positional arguments by the names of the native schema."""
-        return {a.name: v for a, v in zip(self.function._schema.arguments, args, strict=False)}
 
     @property
     def wide(self) -> bool:
@@ -140,31 +166,21 @@ class Op:
         Each step rounds at that magnitude: a variance of ``u^2 size^2 / 3`` times 0.54, the mean square of the power
         of two below a number over the number.
         """
-        deviation = torch.where(torch.isfinite(size), size, 0.0) * (self.unit * math.sqrt(terms / 5.5))
-        out = self.noise.spread(total)
-        out[1:].add_(deviation * self.noise.normal(tuple(out.shape[1:]), out.device))
-        return out
+        return self.noise.scattered(total, size * (self.unit * math.sqrt(terms / 5.5)))
 
 
-def computed(*names: str) -> Callable[[R], R]:
-    return _enter(COMPUTED, names)
+def computed(names: str, **facts: Any) -> Callable[[R], R]:
+    """Enters a function as the rule of the ``names``."""
 
-
-def exact(*names: str) -> Callable[[R], R]:
-    return _enter(EXACT, names)
-
-
-def semantic(*names: str) -> Callable[[R], R]:
-    return _enter(SEMANTIC, names)
-
-
-def _enter(table: dict[str, Rule], names: Sequence[str]) -> Callable[[R], R]:
-    def enter(rule: R) -> R:
-        for name in names:
-            table[name] = rule
+    def entered(rule: R) -> R:
+        enter(names, rule=rule, **facts)
         return rule
 
-    return enter
+    return entered
+
+
+exact = functools.partial(computed, exact=True)
+semantic = functools.partial(computed, semantic=True)
 
 
 def rank(value: Tensor) -> int:

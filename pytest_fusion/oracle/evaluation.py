@@ -1,0 +1,272 @@
+"""What an operation does on lanes: by its rule, by ATen's decomposition of it, or by running it on each lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from pytest_fusion.case.containers import tensors_of
+from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
+from pytest_fusion.oracle.cancellation import exposed, multiplied_out, reread, scaled_before, widened
+from pytest_fusion.oracle.chains import chain_of, noted
+from pytest_fusion.oracle.drift import steps
+from pytest_fusion.oracle.finish import finished
+from pytest_fusion.oracle.imaginary import disturbed, largest_over, paired, parts, transforms
+from pytest_fusion.oracle.lane_result import Drawn
+from pytest_fusion.oracle.lane_store import Lanes, Store, exact_lanes
+from pytest_fusion.oracle.lanewise import REFUSED, check_shapes, results_of, run_on_lanes
+from pytest_fusion.oracle.marks import operand_of
+from pytest_fusion.oracle.operand import Operand
+from pytest_fusion.oracle.operator_plan import Call, Plan, decompositions, drawn_by
+from pytest_fusion.oracle.ops import Op
+from pytest_fusion.oracle.ops.pointwise import over
+from pytest_fusion.oracle.python_numbers import mixed, narrowed, narrowed_lanes, rounds_to
+from pytest_fusion.oracle.rounding import GRIDS, D, Noise
+from pytest_fusion.spec.wording import out_of_memory
+
+# Unknown operations get the noise of an elementary function: 8 units of float32.
+_UNSURE = 2.0**-21
+# How memory is laid out is nothing that lanes follow.
+_LAYOUT = frozenset({"memory_format", "layout", "device", "pin_memory"})
+
+
+def _rounded(operand: Operand) -> Tensor:
+    return operand.lanes.rounded
+
+
+class Evaluator(DispatchMode):
+    """Carries out operations on the lanes of their operands. How, `LaneMode` says when."""
+
+    def __init__(self, noise: Noise) -> None:
+        super().__init__()
+        self.noise = noise
+        self.store = Store(1 + noise.lanes)
+        self.fallbacks: list[str] = []
+        self.drawn = Drawn.NONE
+        self._readers = 0
+
+    def lanes_of(self, tensor: Tensor) -> Lanes:
+        """Lanes of a native tensor: the tracked ones, or its exact value where nothing has been rounded."""
+        if tensor.is_complex():
+            return paired(self.lanes_of(parts(tensor)), tensor)
+        found = self.store.read(tensor)
+        if found is not None:
+            return found
+        lanes = exact_lanes(tensor)
+        if self.store.marks(tensor).unwritten and tensor.dtype in GRIDS and tensor.numel():
+            # Memory from empty() that no ATen operation wrote: a kernel launched outside the dispatcher did.
+            self.fallback("memory written outside ATen")
+            noisy = self.noise.relative(lanes.raw, 2.0 ** (1 - GRIDS[tensor.dtype].bits))
+            return Lanes(noisy, noisy)
+        if tensor.dtype in (torch.float32, torch.bfloat16) and tensor.numel():
+            size = lanes.raw.abs()
+            if bool(((size < GRIDS[tensor.dtype].tiny) & (size > 0)).any()):
+                # A kernel compiled with flush-to-zero reads subnormal inputs as zeros.
+                return Lanes(lanes.raw, self.noise.rounded(lanes.raw, tensor.dtype))
+        return lanes
+
+    def fallback(self, name: str) -> None:
+        """Lists what has no rule."""
+        if name not in self.fallbacks:
+            self.fallbacks.append(name)
+
+    def called(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Call:
+        """The call ``func(*args, **kwargs) -> out`` with the lanes that it reads."""
+        given, made = tensors_of((args, kwargs)), dict[int, Lanes]()
+        first = plan.operator.overwrites
+        for tensor in given[first:]:
+            made[id(tensor)] = self.lanes_of(tensor)
+        if first:
+            # Not read: what is in memory from empty() would decide which random numbers the rest gets.
+            made.setdefault(id(given[0]), exact_lanes(given[0]))
+        found = {id(t): operand_of(self.store, plan.operator, t, made[id(t)], self.noise.kind) for t in given}
+        operands = [found[id(tensor)] for tensor in given]
+        tree = tree_map_only(Tensor, lambda t: found[id(t)], (args, kwargs))
+        return Call(func, plan, args, kwargs, results_of(out), operands, tree)
+
+    def evaluate(self, call: Call) -> list[Lanes | None] | None:
+        """Lanes of every result; None leaves the native values exact."""
+        plan, known = call.plan, call.plan.operator
+        if any(t.is_complex() for t in tensors_of((call.args, call.kwargs, call.natives))):
+            moves = not known.modulus and (known.exact or known.moves)
+            if not moves:
+                self.fallback(plan.name + " (complex)")
+            return self._by_running(call, noisy=not moves)
+        if known.rule is not None:
+            try:
+                self.drawn |= Drawn.OWN if plan.name == "native_dropout" and bool(call.args[1]) else Drawn.NONE
+                return self._by_rule(call)
+            except REFUSED as error:
+                # No other way needs less, and one of less noise would accuse the kernel.
+                if out_of_memory(error):
+                    raise
+                if plan.draws:
+                    # Running it again would draw again; its native result is the only one there is.
+                    self.drawn |= drawn_by(call.args, call.kwargs)
+                    return None
+                self.fallback(f"{plan.name} ({type(error).__name__})")
+        elif "::" not in plan.name:
+            found = self._by_decomposition(call)
+            if found is not None:
+                return found
+        if known.rule is None:
+            self.fallback(plan.name)
+        return self._by_running(call)
+
+    def _by_rule(self, call: Call) -> list[Lanes | None]:
+        known = call.plan.operator
+        terms = max((operand.lanes.terms for operand in call.operands), default=1)
+        self._read(call)
+        outs = tuple(native for native in call.natives if isinstance(native, Tensor))
+        op = Op(self.noise, call.func, call.plan.name, outs, call.args, terms)
+        rounded = self._applied(op, call, lambda operand: operand if known.operands else operand.value)
+        check_shapes(rounded, call.natives)
+        chain = chain_of(op, call, rounded)
+        if known.semantic or (known.exact and all(operand.single for operand in call.operands)):
+            made = terms if known.exact else 1
+            return [Lanes(value, value, made) if isinstance(value, Tensor) else None for value in rounded]
+        every = self._moved(op, call, rounded) if known.exact else self._computed(op, call, rounded)
+        return [None if lanes is None else noted(lanes, chain) for lanes in every]
+
+    def _read(self, call: Call) -> None:
+        """What an operation may read of its operands instead of what the reference stored."""
+        known = call.plan.operator
+        if self.noise.kind == "E" and not (known.exact or known.semantic or known.casts):
+            self._readers += 1
+            reread(self.noise, call.operands, self._readers)
+        if known.sums:
+            exposed(call.operands)
+
+    def _applied(self, op: Op, call: Call, pick: Callable[[Operand], Any]) -> list[Any]:
+        """What the rule makes of what ``pick`` takes of operands, in some lanes with numbers as 16 bits hold them."""
+        known = call.plan.operator
+        assert known.rule is not None
+        args, kwargs = call.on(pick)
+        kwargs = {key: value for key, value in kwargs.items() if key not in _LAYOUT}
+        found = results_of(known.rule(op, *args, **kwargs))
+        natives = [operand.native for operand in call.operands]
+        low = rounds_to(call.args, call.kwargs, natives) if known.exact or known.semantic else None
+        if low is None:
+            return found
+        args, _ = narrowed(call.on(lambda operand: narrowed_lanes(operand.native, pick(operand), low)), low)
+        return mixed(self.noise, found, results_of(known.rule(op, *args, **narrowed(kwargs, low))))
+
+    def _moved(self, op: Op, call: Call, rounded: list[Any]) -> list[Lanes | None]:
+        """Values that were moved or selected: what they were before their last rounding moves with them."""
+        raw = self._applied(op, call, lambda operand: operand.lanes.raw)
+        return [
+            Lanes(before if isinstance(native, Tensor) and native.is_floating_point() else after, after, op.terms)
+            for before, after, native in zip(raw, rounded, call.natives, strict=False)
+            if isinstance(after, Tensor)
+        ]
+
+    def _computed(self, op: Op, call: Call, values: list[Any]) -> list[Lanes | None]:
+        """Values that are rounded now, with what their readers may have instead."""
+        known, operands, native = call.plan.operator, call.operands, op.outs[0]
+        if known.casts and operands[-1].native.dtype == native.dtype:
+            moved = operands[-1].lanes
+            moved = Lanes(moved.raw, moved.rounded, moved.terms)
+            return [moved.each(lambda value: over(value.to(native.device), native.shape))]
+        # A sum too, since a compiler lets a product begin with what is added to it, and with what is added to that
+        # (Triton makes ``dot(a, b) + c`` one ``dot(a, b, c)``): each step then rounds at the size of the whole.
+        made = op.terms if known.casts or known.sums else op.made
+        if known.factors and not made:
+            made = steps(operands[-2].native, operands[-1].native)
+        every = [
+            finished(self.noise, value, native, made or 1, op.exact) if isinstance(value, Tensor) else None
+            for value, native in zip(values, call.natives, strict=False)
+        ]
+        if every[0] is not None:
+            every[0] = self._handed_on(op, call, every[0])
+        return every
+
+    def _handed_on(self, op: Op, call: Call, found: Lanes) -> Lanes:
+        """The lanes of a result with what its readers may have instead."""
+        known, operands = call.plan.operator, call.operands
+        if known.casts:
+            return widened(found, op.outs[0].dtype, operands[-1])
+        if known.product and op.spread is not None:
+            return replace(found, spread=op.spread.unsqueeze(0))
+        if known.sums and op.outs[0].dtype == torch.float32 and len(operands) > 1:
+            if not all(operand.single for operand in operands):
+                return multiplied_out(self.noise, found, operands, op.unit)
+            if self.store.is_largest(operands[1].native, operands[0].native):
+                return scaled_before(self.noise, found, operands[0].value[0], op.unit)
+        return found
+
+    def _by_decomposition(self, call: Call) -> list[Lanes | None] | None:
+        """Runs ATen's decomposition of an operation under this mode and takes over the lanes of its results."""
+        body = decompositions().get(call.func)
+        if body is None:
+            return None
+        before = len(self.fallbacks)
+        try:
+            with self:
+                made = body(*call.args, **call.kwargs)
+        except REFUSED as error:
+            if out_of_memory(error):
+                raise
+            made = NotImplemented
+        if made is NotImplemented:
+            del self.fallbacks[before:]
+            return None
+        return [
+            self.store.read(ours)
+            if isinstance(native, Tensor) and isinstance(ours, Tensor) and native.shape == ours.shape
+            else None
+            for native, ours in zip(call.natives, results_of(made), strict=False)
+        ]
+
+    def _by_running(self, call: Call, *, noisy: bool = True) -> list[Lanes | None]:
+        """Runs the operation itself on each lane's values; the oracle in float64 where that works.
+
+        The last resort keeps the native value in all lanes, with one unit of the native dtype as its error.
+        """
+        made = self.run_shaken(call, call.func) if noisy else run_on_lanes(call, call.func, _rounded)
+        if made is None:
+            return [self._unknown(call, native) for native in call.natives]
+        if noisy and not all(value.dtype == D for value in made if isinstance(value, Tensor)):
+            # Indices among the results are those of the operands as they are.
+            plain = run_on_lanes(call, call.func, _rounded) or made
+            made = [m if isinstance(m, Tensor) and m.dtype == D else p for m, p in zip(made, plain, strict=True)]
+        return [
+            finished(self.noise, self.unsure(value, call) if noisy else value, native)
+            if isinstance(value, Tensor) and isinstance(native, Tensor)
+            else None
+            for value, native in zip(made, call.natives, strict=False)
+        ]
+
+    def _unknown(self, call: Call, native: Any) -> Lanes | None:
+        if isinstance(native, Tensor) and native.dtype in GRIDS:
+            value = native.detach().to(D).unsqueeze(0)
+            lanes = self.noise.relative(value, 2.0 ** (1 - GRIDS[native.dtype].bits))
+        elif isinstance(native, Tensor) and native.is_complex():
+            lanes = self.unsure(native.detach().to(torch.complex128).unsqueeze(0), call)
+        else:
+            return None
+        return Lanes(lanes, lanes)
+
+    def run_shaken(self, call: Call, function: Callable[..., Any]) -> list[Any] | None:
+        """`run_on_lanes` of operands that are off by some units: what sums them rounds at their size, however little
+        the sum comes to.
+
+        So errs whoever computes it in a backward stable way (Higham, Accuracy and Stability, section 1.5): pooling and
+        interpolation, their gradients, bags, linear solves.
+        """
+        shaken = {
+            operand: self.noise.relative(operand.lanes.rounded, _UNSURE / 2)
+            for operand in dict.fromkeys(call.operands)
+            if operand.lanes.rounded.dtype == D
+        }
+        return run_on_lanes(call, function, lambda operand: shaken.get(operand, _rounded(operand)))
+
+    def unsure(self, value: Tensor, call: Call) -> Tensor:
+        """What an operation without a rule made, with the noise of one."""
+        if value.is_complex() or (value.dtype == D and transforms(call.func)):
+            return disturbed(self.noise, value, largest_over(value, call.func, call.args), _UNSURE)
+        return self.noise.relative(value, _UNSURE) if value.dtype == D else value

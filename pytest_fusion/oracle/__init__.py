@@ -6,8 +6,8 @@ lanes with random rounding wherever the reference rounds. How far the lanes scat
 
 from __future__ import annotations
 
+from pytest_fusion.oracle.lane_mode import TooSlow
 from pytest_fusion.oracle.lane_result import Drawn, Kind, LaneRun, OutputLanes
-from pytest_fusion.oracle.patience import TooSlow
 from pytest_fusion.oracle.shadow import run_lanes
 
 __all__ = ["Drawn", "Kind", "LaneRun", "OutputLanes", "TooSlow", "run_lanes"]

@@ -33,35 +33,27 @@ def _contracted(args: Sequence[Any]) -> Tensor | None:
     if not isinstance(equation, str) or len(operands) != 2 or not all(isinstance(t, Tensor) for t in operands):
         return None
     given, arrow, out = equation.replace(" ", "").partition("->")
-    names = given.split(",")
+    left, _, right = given.partition(",")
     if not arrow:
-        out = "".join(sorted(letter for letter in set(given) - {","} if given.count(letter) == 1))
-    if len(names) != 2 or not _plain(*names, out):
-        return None
+        out = "".join(sorted(letter for letter in set(left) | set(right) if given.count(letter) == 1))
     a, b = operands
-    left, right = names
-    if (len(left), len(right)) != (a.dim(), b.dim()) or not set(out) <= set(left) | set(right):
+    if not _plain(left, right, out) or (len(left), len(right)) != (a.dim(), b.dim()) or not set(out) <= set(given):
         return None
-    first, second = dict(zip(left, a.shape, strict=True)), dict(zip(right, b.shape, strict=True))
-    both = [letter for letter in left if letter in second]
-    summed = [letter for letter in both if letter not in out]
-    alone = [letter for letter in left + right if letter not in both and letter not in out]
-    if not summed or alone or any(first[letter] != second[letter] for letter in both):
-        return None
-    if math.prod(first[letter] for letter in summed) != 1:
-        return None
-    batch = [letter for letter in both if letter in out]
+    size, other = dict(zip(left, a.shape, strict=True)), dict(zip(right, b.shape, strict=True))
+    both = [letter for letter in left if letter in other]
     rows, columns = [n for n in left if n not in both], [n for n in right if n not in both]
-    size = first | second
-    many = math.prod(size[n] for n in batch)
-    one = a.permute([left.index(n) for n in (*batch, *rows, *summed)])
-    other = b.permute([right.index(n) for n in (*batch, *summed, *columns)])
-    made = torch.bmm(
-        one.reshape(many, math.prod(size[n] for n in rows), 1),
-        other.reshape(many, 1, math.prod(size[n] for n in columns)),
-    )
+    batch, summed = [n for n in both if n in out], [n for n in both if n not in out]
+    # Of equal sizes, all letters that are summed in both, and one element in these.
+    if not summed or not {*rows, *columns} <= set(out) or any(size[n] != other[n] for n in both):
+        return None
+    size |= other
+    if any(size[n] != 1 for n in summed):
+        return None
+    many, high, broad = (math.prod(size[n] for n in names) for names in (batch, rows, columns))
     order = [*batch, *rows, *columns]
-    return made.reshape([size[n] for n in order]).permute([order.index(n) for n in out])
+    one = a.permute([left.index(n) for n in (*batch, *rows, *summed)]).reshape(many, high, 1)
+    two = b.permute([right.index(n) for n in (*batch, *summed, *columns)]).reshape(many, 1, broad)
+    return torch.bmm(one, two).reshape([size[n] for n in order]).permute([order.index(n) for n in out])
 
 
 def _plain(*names: str) -> bool:

@@ -15,7 +15,6 @@ from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
 from pytest_fusion.oracle.cancellation import exposed, multiplied_out, reread, scaled_before, widened
 from pytest_fusion.oracle.chains import chain_of, noted
 from pytest_fusion.oracle.drift import steps
-from pytest_fusion.oracle.finish import finished
 from pytest_fusion.oracle.imaginary import disturbed, largest_over, paired, parts, transforms
 from pytest_fusion.oracle.lane_result import Drawn
 from pytest_fusion.oracle.lane_store import Lanes, Store, exact_lanes
@@ -23,7 +22,7 @@ from pytest_fusion.oracle.lanewise import REFUSED, check_shapes, results_of, run
 from pytest_fusion.oracle.marks import operand_of
 from pytest_fusion.oracle.operand import Operand
 from pytest_fusion.oracle.operator_plan import Call, Plan, decompositions, drawn_by
-from pytest_fusion.oracle.ops import Op
+from pytest_fusion.oracle.ops import Op, each
 from pytest_fusion.oracle.ops.pointwise import over
 from pytest_fusion.oracle.python_numbers import mixed, narrowed, narrowed_lanes, rounds_to
 from pytest_fusion.oracle.rounding import GRIDS, D, Noise
@@ -37,6 +36,12 @@ _LAYOUT = frozenset({"memory_format", "layout", "device", "pin_memory"})
 
 def _rounded(operand: Operand) -> Tensor:
     return operand.lanes.rounded
+
+
+def _whole(call: Call) -> bool:
+    """Whether all are integers and bools."""
+    every = tensors_of((call.args, call.kwargs, call.natives))
+    return not any(t.is_floating_point() for t in every)
 
 
 class Evaluator(DispatchMode):
@@ -61,8 +66,7 @@ class Evaluator(DispatchMode):
         if self.store.marks(tensor).unwritten and tensor.dtype in GRIDS and tensor.numel():
             # Memory from empty() that no ATen operation wrote: a kernel launched outside the dispatcher did.
             self.fallback("memory written outside ATen")
-            noisy = self.noise.relative(lanes.raw, 2.0 ** (1 - GRIDS[tensor.dtype].bits))
-            return Lanes(noisy, noisy)
+            return self._guessed(lanes.raw, tensor)
         if tensor.dtype in (torch.float32, torch.bfloat16) and tensor.numel():
             size = lanes.raw.abs()
             if bool(((size < GRIDS[tensor.dtype].tiny) & (size > 0)).any()):
@@ -124,6 +128,10 @@ class Evaluator(DispatchMode):
         self._read(call)
         outs = tuple(native for native in call.natives if isinstance(native, Tensor))
         op = Op(self.noise, call.func, call.plan.name, outs, call.args, terms)
+        if not (known.exact or known.semantic or known.casts or known.places) and _whole(call):
+            # Nothing rounds: noise just below an integer would make it another one.
+            args, kwargs = call.on(_rounded)
+            return [Lanes(value, value) for value in results_of(each(call.func, *args, **kwargs))]
         rounded = self._applied(op, call, lambda operand: operand if known.operands else operand.value)
         check_shapes(rounded, call.natives)
         chain = chain_of(op, call, rounded)
@@ -169,16 +177,14 @@ class Evaluator(DispatchMode):
         """Values that are rounded now, with what their readers may have instead."""
         known, operands, native = call.plan.operator, call.operands, op.outs[0]
         if known.casts and operands[-1].native.dtype == native.dtype:
-            moved = operands[-1].lanes
-            moved = Lanes(moved.raw, moved.rounded, moved.terms)
-            return [moved.each(lambda value: over(value.to(native.device), native.shape))]
+            return [operands[-1].lanes.bare.each(lambda value: over(value.to(native.device), native.shape))]
         # A sum too, since a compiler lets a product begin with what is added to it, and with what is added to that
         # (Triton makes ``dot(a, b) + c`` one ``dot(a, b, c)``): each step then rounds at the size of the whole.
         made = op.terms if known.casts or known.sums else op.made
         if known.factors and not made:
             made = steps(operands[-2].native, operands[-1].native)
         every = [
-            finished(self.noise, value, native, made or 1, op.exact) if isinstance(value, Tensor) else None
+            self.finished(value, native, made or 1, op.exact) if isinstance(value, Tensor) else None
             for value, native in zip(values, call.natives, strict=False)
         ]
         if every[0] is not None:
@@ -235,21 +241,24 @@ class Evaluator(DispatchMode):
             plain = run_on_lanes(call, call.func, _rounded) or made
             made = [m if isinstance(m, Tensor) and m.dtype == D else p for m, p in zip(made, plain, strict=True)]
         return [
-            finished(self.noise, self.unsure(value, call) if noisy else value, native)
+            self.finished(self.unsure(value, call) if noisy else value, native)
             if isinstance(value, Tensor) and isinstance(native, Tensor)
             else None
             for value, native in zip(made, call.natives, strict=False)
         ]
 
+    def _guessed(self, value: Tensor, native: Tensor) -> Lanes:
+        """A native result in all lanes, with one unit of its dtype as its error."""
+        lanes = self.noise.relative(value, 2.0 ** (1 - GRIDS[native.dtype].bits))
+        return Lanes(lanes, lanes)
+
     def _unknown(self, call: Call, native: Any) -> Lanes | None:
         if isinstance(native, Tensor) and native.dtype in GRIDS:
-            value = native.detach().to(D).unsqueeze(0)
-            lanes = self.noise.relative(value, 2.0 ** (1 - GRIDS[native.dtype].bits))
-        elif isinstance(native, Tensor) and native.is_complex():
+            return self._guessed(native.detach().to(D).unsqueeze(0), native)
+        if isinstance(native, Tensor) and native.is_complex():
             lanes = self.unsure(native.detach().to(torch.complex128).unsqueeze(0), call)
-        else:
-            return None
-        return Lanes(lanes, lanes)
+            return Lanes(lanes, lanes)
+        return None
 
     def run_shaken(self, call: Call, function: Callable[..., Any]) -> list[Any] | None:
         """`run_on_lanes` of operands that are off by some units: what sums them rounds at their size, however little
@@ -270,3 +279,27 @@ class Evaluator(DispatchMode):
         if value.is_complex() or (value.dtype == D and transforms(call.func)):
             return disturbed(self.noise, value, largest_over(value, call.func, call.args), _UNSURE)
         return self.noise.relative(value, _UNSURE) if value.dtype == D else value
+
+    def finished(self, value: Tensor, native: Tensor, terms: int = 1, exact: Tensor | bool = False) -> Lanes:
+        """A computed value, rounded to the dtype of its native counterpart (kind F: to float32 at most).
+
+        Where it is ``exact`` float64 holds it.
+        """
+        noise, dtype = self.noise, native.dtype
+        if dtype.is_complex:
+            pairs = torch.view_as_real(value.resolve_conj())
+            stored = noise.rounded(pairs, torch.float32 if dtype == torch.complex64 else D)
+            return Lanes(value, torch.view_as_complex(stored), terms)
+        if dtype not in GRIDS:
+            if dtype.is_floating_point:
+                return Lanes(value, value.float().to(dtype).to(D), terms)
+            # isfinite is a product of two bools, which the rule of products has in float64.
+            value = value.to(dtype)
+            return Lanes(value, value)
+        if dtype == D:
+            noisy = noise.rounded(value, dtype)
+            if exact is not False:
+                noisy = torch.where(torch.as_tensor(exact, device=value.device), value, noisy)
+            return Lanes(noisy, noisy, terms)
+        grid = torch.float32 if noise.kind == "F" else dtype
+        return Lanes(value, noise.rounded(value, grid), terms)

@@ -29,16 +29,12 @@ def paired(lanes: Lanes, tensor: Tensor) -> Lanes:
         made = torch.complex(value[..., 0].contiguous(), value[..., 1].contiguous())
         return made.conj().resolve_conj() if tensor.is_conj() else made
 
-    raw = joined(lanes.raw)
-    return Lanes(raw, raw if lanes.single else joined(lanes.rounded), lanes.terms)
+    return lanes.bare.each(joined)
 
 
 def split(lanes: Lanes) -> Lanes:
     """Complex lanes as those of their parts; real ones as they are."""
-    if not lanes.raw.is_complex():
-        return lanes
-    raw = torch.view_as_real(lanes.raw.resolve_conj())
-    return Lanes(raw, raw if lanes.single else torch.view_as_real(lanes.rounded.resolve_conj()), lanes.terms)
+    return lanes.bare.each(lambda v: torch.view_as_real(v.resolve_conj())) if lanes.raw.is_complex() else lanes
 
 
 def transforms(func: Any) -> bool:

@@ -48,7 +48,4 @@ class LaneRun:
     outputs: list[OutputLanes]
     fallbacks: tuple[str, ...]
     drawn: Drawn
-    seed: int
-    K: int
-    kind: Kind
     numbers: frozenset[float] = frozenset()

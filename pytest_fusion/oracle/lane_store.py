@@ -37,6 +37,11 @@ class Lanes:
         """True when nothing was rounded yet: raw and rounded are one tensor."""
         return self.raw is self.rounded
 
+    @property
+    def bare(self) -> Lanes:
+        """The values alone, and nothing of how they were computed."""
+        return Lanes(self.raw, self.rounded, self.terms)
+
     def each(self, change: Callable[[Tensor], Tensor]) -> Lanes:
         """These with every tensor changed alike."""
         raw = change(self.raw)

@@ -76,7 +76,7 @@ def plan_of(function: Any) -> Plan:
         operator=(OPERATORS.get(base) if ours else None) or Operator(),
         empty=facts.empty,
         draws=facts.draws,
-        composite=_composite(function),
+        composite=bool(function._can_decompose()) and has_kernel(function, "CompositeImplicitAutograd"),
         functional=_functional(function, facts.namespace, base, outs, dict(written)),
     )
 
@@ -85,10 +85,6 @@ def drawn_by(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Drawn:
     """Whose numbers an operation that draws has taken."""
     passed = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
     return Drawn.PASSED if passed else Drawn.OWN
-
-
-def _composite(function: Any) -> bool:
-    return bool(function._can_decompose()) and has_kernel(function, "CompositeImplicitAutograd")
 
 
 def _functional(function: Any, namespace: str, base: str, outs: bool, written: Mapping[int, str]) -> Any:

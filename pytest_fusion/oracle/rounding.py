@@ -73,14 +73,19 @@ def holds(target: torch.dtype, source: torch.dtype) -> bool:
     return target in GRIDS and source.is_floating_point and source.itemsize == 1
 
 
+def _numbers(what: str, drop: int, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+    """Bits below 2^drop, normal numbers, or uniform ones in [-1, 1)."""
+    device = generator.device
+    if what == "bits":
+        return torch.randint(0, 1 << drop, shape, generator=generator, device=device)
+    if what == "normal":
+        return torch.randn(shape, generator=generator, device=device, dtype=D)
+    return torch.rand(shape, generator=generator, device=device, dtype=D).mul_(2).sub_(1)
+
+
 @functools.lru_cache(maxsize=32)
 def _pool(what: str, drop: int, device: str) -> Tensor:
-    generator = torch.Generator(device=device).manual_seed(0x5EED + drop)
-    if what == "bits":
-        return torch.randint(0, 1 << drop, (POOL,), generator=generator, device=device)
-    if what == "normal":
-        return torch.randn(POOL, generator=generator, device=device, dtype=D)
-    return torch.rand(POOL, generator=generator, device=device, dtype=D).mul_(2).sub_(1)
+    return _numbers(what, drop, (POOL,), torch.Generator(device=device).manual_seed(0x5EED + drop))
 
 
 class Noise:
@@ -110,11 +115,7 @@ class Noise:
         if generator is None:
             generator = torch.Generator(device=device).manual_seed(self._random.getrandbits(62))
             self._generators[name] = generator
-        if what == "bits":
-            return torch.randint(0, 1 << drop, shape, generator=generator, device=device)
-        if what == "normal":
-            return torch.randn(shape, generator=generator, device=device, dtype=D)
-        return torch.rand(shape, generator=generator, device=device, dtype=D).mul_(2).sub_(1)
+        return _numbers(what, drop, shape, generator)
 
     def normal(self, shape: tuple[int, ...], device: torch.device) -> Tensor:
         return self._draw("normal", (self.lanes, *shape), device)

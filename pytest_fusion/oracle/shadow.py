@@ -13,7 +13,6 @@ from pytest_fusion.oracle.lane_mode import LaneMode
 from pytest_fusion.oracle.lane_result import Kind, LaneRun, OutputLanes
 from pytest_fusion.oracle.lane_store import Lanes
 from pytest_fusion.oracle.outside import noting, priced
-from pytest_fusion.oracle.patience import Timed
 from pytest_fusion.oracle.rounding import Noise
 from pytest_fusion.run.precision import full_precision
 
@@ -36,12 +35,12 @@ def run_lanes(
     after ``limit_s`` seconds.
     """
     noise = Noise(lanes, kind, seed, numbers)
-    mode = Timed(noise, limit_s)
+    mode = LaneMode(noise, limit_s)
     with full_precision(), noting(mode.taken, mode), Contracting(), mode:
         results = list(call())
     outputs = [_output(mode, result.detach(), lanes) for result in results]
     outside = tuple(f"what became of numbers outside of torch, by {name}" for name in sorted(set(mode.taken)))
-    return LaneRun(outputs, (*mode.fallbacks, *outside), mode.drawn, seed, lanes, kind, frozenset(noise.numbers))
+    return LaneRun(outputs, (*mode.fallbacks, *outside), mode.drawn, frozenset(noise.numbers))
 
 
 def _output(mode: LaneMode, native: Tensor, count: int) -> OutputLanes:

@@ -25,6 +25,39 @@ def test_same_seed_same_lanes(x: Tensor) -> None:
     assert not torch.equal(first, other)
 
 
+def test_a_product_rounds_in_inference_mode(x: Tensor) -> None:
+    """There ``matmul`` arrives whole, and its lanes are those of the product that it is."""
+
+    def call() -> list[Tensor]:
+        with torch.inference_mode():
+            return [x @ x.t()]
+
+    found, plain = run_lanes(call, seed=1), run_lanes(lambda: [x @ x.t()], seed=1)
+
+    assert (found.outputs[0].lanes != found.outputs[0].oracle).any()
+    assert torch.equal(found.outputs[0].lanes, plain.outputs[0].lanes)
+
+
+def test_lists_return_what_torch_returns(x: Tensor) -> None:
+    """An operation on lists has other 16-bit results than the same one on a tensor and a number: natively its own."""
+
+    def call() -> list[Tensor]:
+        values = [x.bfloat16(), x[:3].bfloat16()]
+        torch._foreach_mul_(values, 0.3)
+        return values
+
+    found = run_lanes(call, seed=1)
+
+    assert all(torch.equal(output.native, value) for output, value in zip(found.outputs, call(), strict=True))
+
+
+def test_copies_that_do_not_block_have_lanes(x: Tensor) -> None:
+    """``copy_(source, True)`` is a conversion like any other."""
+    found = run_lanes(lambda: [torch.empty_like(x, dtype=torch.bfloat16).copy_(x * 1.1, True)], seed=1)
+
+    assert found.fallbacks == ()
+
+
 def test_global_random_state_is_left_alone(x: Tensor) -> None:
     """Lanes draw nothing from torch's global generator."""
     torch.manual_seed(3)

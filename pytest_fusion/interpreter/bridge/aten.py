@@ -93,6 +93,11 @@ def has_kernel(func: Any, key: str) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
 
 
+def one_by_one(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What an ``aten::_foreach_*`` does, as the operators on single tensors that it stands for."""
+    return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
+
+
 def kernel_key(func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The dispatch keys under which ``func`` has a kernel for its arguments, or ``None`` to leave it to torch.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fusion.oracle.ops import (
+from pytest_fusion.oracle.ops import (  # noqa: F401
     attention,
     derivative,
     losses,
@@ -15,18 +15,4 @@ from pytest_fusion.oracle.ops import (
 )
 from pytest_fusion.oracle.ops.rule_registry import OPERATORS, Op, Operator, each
 
-__all__ = [
-    "OPERATORS",
-    "Op",
-    "Operator",
-    "attention",
-    "derivative",
-    "each",
-    "losses",
-    "movement",
-    "normalise",
-    "ordering",
-    "pointwise",
-    "product",
-    "reduction",
-]
+__all__ = ["OPERATORS", "Op", "Operator", "each"]

@@ -9,32 +9,28 @@ import torch
 from torch import Tensor
 
 from pytest_fusion.oracle.ops.pointwise import sigmoid, tanh
-from pytest_fusion.oracle.ops.rule_registry import Op, aligned, as_float, computed
+from pytest_fusion.oracle.ops.rule_registry import Op, pointwise
 
 
-@computed("sigmoid_backward")
+@pointwise("sigmoid_backward")
 def _sigmoid(op: Op, grad: Tensor, output: Tensor) -> Tensor:
-    grad, output = (as_float(v) for v in aligned(op, (grad, output)))
     return op.relative(grad * output * (1 - output), 3)
 
 
-@computed("tanh_backward")
+@pointwise("tanh_backward")
 def _tanh(op: Op, grad: Tensor, output: Tensor) -> Tensor:
-    grad, output = (as_float(v) for v in aligned(op, (grad, output)))
     # 1 - y * y cancels where tanh saturates: what is left is the rounding of the square.
     return op.relative(grad * op.absolute(1 - output * output, 1), 2)
 
 
-@computed("silu_backward")
+@pointwise("silu_backward")
 def _silu(op: Op, grad: Tensor, x: Tensor) -> Tensor:
-    grad, x = as_float(grad), as_float(x)
     gate = sigmoid(op, x)
     return op.relative(grad * op.absolute(gate * (1 + x * (1 - gate)), 1), 3)
 
 
-@computed("gelu_backward")
+@pointwise("gelu_backward")
 def _gelu(op: Op, grad: Tensor, x: Tensor, approximate: str = "none") -> Tensor:
-    grad, x = as_float(grad), as_float(x)
     if approximate == "tanh":
         scale = math.sqrt(2 / math.pi)
         share = tanh(op, op.relative(scale * (x + 0.044715 * x**3), 4))
@@ -45,23 +41,12 @@ def _gelu(op: Op, grad: Tensor, x: Tensor, approximate: str = "none") -> Tensor:
     return op.relative(grad * (op.absolute(0.5 * (1 + share), 1) + x * density), 3)
 
 
-@computed("softplus_backward")
+@pointwise("softplus_backward")
 def _softplus(op: Op, grad: Tensor, x: Tensor, beta: float, threshold: float) -> Tensor:
-    grad, x = as_float(grad), as_float(x)
     return torch.where(x * beta > threshold, grad, op.relative(grad * sigmoid(op, x * beta), 2))
 
 
-@computed("leaky_relu_backward")
-def _leaky_relu(op: Op, grad: Tensor, x: Tensor, slope: float, *_: Any) -> Tensor:
-    return torch.where(x > 0, grad, grad * slope)
-
-
-@computed("hardtanh_backward")
-def _hardtanh(op: Op, grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
-    return torch.where((x <= low) | (x >= high), 0.0, grad)
-
-
-@computed("log_sigmoid_backward")
+@pointwise("log_sigmoid_backward")
 def _log_sigmoid(op: Op, grad: Tensor, x: Tensor, *_: Any) -> Tensor:
     # 1 - sigmoid(x) is the same, and rounds at the size of 1.
-    return op.relative(as_float(grad) * op.absolute(sigmoid(op, -as_float(x)), 1), 2)
+    return op.relative(grad * op.absolute(sigmoid(op, -x), 1), 2)

@@ -167,52 +167,32 @@ def _log_softmax_backward(op: Op, grad: Tensor, output: Tensor, dim: int, *_: An
     return op.relative(grad - scaled, 1)
 
 
-@computed("native_layer_norm_backward", operands=True)
-def _layer_norm_backward(
-    op: Op, grad: Operand, x: Operand, shape: Sequence[int], mean: Operand, root: Operand, *rest: Any
-) -> tuple[Tensor | None, ...]:
-    weight, _, mask = rest
-    value = op.relative(op.relative(x.value - mean.value, 1) * root.value, 1)
-    return _normalised_backward(op, grad, value, root.value, len(shape), weight, mask)
+@computed("native_layer_norm_backward _fused_rms_norm_backward", operands=True)
+def _norm_backward(op: Op, grad: Operand, x: Operand, shape: Sequence[int], *rest: Any) -> tuple[Tensor | None, ...]:
+    """``root * (g - mean(g) - value * mean(g * value))`` and the gradients of weight and bias, as the mask wants them.
 
-
-@computed("_fused_rms_norm_backward", operands=True)
-def _rms_norm_backward(
-    op: Op, grad: Operand, x: Operand, shape: Sequence[int], root: Operand, weight: Operand | None, mask: Sequence[bool]
-) -> tuple[Tensor | None, ...]:
-    value = op.relative(x.value * root.value, 1)
-    return _normalised_backward(op, grad, value, root.value, len(shape), weight, mask)
-
-
-def _normalised_backward(
-    op: Op,
-    operand: Operand,
-    value: Tensor,
-    root: Tensor,
-    inner: int,
-    weight: Operand | None,
-    mask: Sequence[bool],
-) -> tuple[Tensor | None, ...]:
-    """``root * (g - mean(g) - value * mean(g * value))`` and the gradients of weight and bias, as ``mask`` wants them.
-
-    The mean of g, and a bias, only centred normalisations have. Where g is a product, a GPU contracts it with the
-    difference into one operation that does not round it, while the mean has rounded it: of a single element 4e-6 was
-    left over where plain arithmetic has 0 (root is 316 there).
+    The mean, and a bias, only a layer norm has. Where g is a product, a GPU contracts it with the difference into one
+    operation that does not round it, while the mean has rounded it: of a single element 4e-6 was left over where plain
+    arithmetic has 0 (root is 316 there).
     """
-    dims, outer = list(range(-inner, 0)), list(range(-rank(value), -inner))
-    grad, found, centred = operand.value, None, len(mask) > 2
-    scaled = _affine(op, grad, weight, None)
-    if mask[0]:
+    *mean, root, weight = rest[: 3 if op.name.startswith("native") else 2]
+    value = op.relative(x.value - mean[0].value, 1) if mean else x.value
+    value = op.relative(value * root.value, 1)
+    dims, outer = list(range(-len(shape), 0)), list(range(-rank(value), -len(shape)))
+    scaled, wanted = _affine(op, grad.value, weight, None), rest[-1]
+    found: list[Tensor | None] = [None] * len(wanted)
+    if wanted[0]:
         along = op.relative(value * average(op, scaled * value, dims, True), 1)
         left = scaled
-        if centred:
-            own = operand.unrounded if weight is None else op.relative(scaled, 1)
+        if mean:
+            own = grad.unrounded if weight is None else op.relative(scaled, 1)
             left = op.relative(own - average(op, scaled, dims, True), 1)
-        found = op.relative(op.relative(left - along, 1) * root, 2)
-    of_weight = total(op, grad * value, outer, False) if mask[1] else None
-    if not centred:
-        return found, of_weight
-    return found, of_weight, total(op, grad, outer, False) if mask[2] else None
+        found[0] = op.relative(op.relative(left - along, 1) * root.value, 2)
+    if wanted[1]:
+        found[1] = total(op, grad.value * value, outer, False)
+    if mean and wanted[2]:
+        found[2] = total(op, grad.value, outer, False)
+    return tuple(found)
 
 
 @computed("_weight_norm_interface")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,73 +16,31 @@ from torch import Tensor
 from pytest_fusion.oracle.ops.rule_registry import Op, each, exact, from_end, named, rank, semantic
 
 
-@exact("topk")
-def _topk(op: Op, x: Tensor, k: int, dim: int = -1, largest: bool = True, is_sorted: bool = True) -> Any:
-    return _named(op, x, dim, lambda v, along: torch.topk(v, k, along, largest, is_sorted))
-
-
-@exact("sort")
-def _sort(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+@exact("topk sort kthvalue median nanmedian mode")
+def _ordered(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Values and places; where the choice between equal ones is free, every lane but the oracle has other places."""
+    values, places = _of_either_sign(op, x, lambda v: each(getattr(torch, op.name), v, *args, **kwargs))
     given = named(op.function, (x, *args), kwargs)
-    dim, down, stable = given.get("dim", -1), bool(given.get("descending")), bool(given.get("stable"))
-    return _named(op, x, dim, lambda v, at: torch.sort(v, dim=at, descending=down, stable=stable), free=not stable)
+    if places is None or given.get("stable") or not rank(x) or not places.numel():
+        return values if places is None else (values, places)
+    count, along = op.noise.lanes, from_end(given.get("dim", -1), rank(x))
+    others = _instead(x[1:] if x.shape[0] > 1 else x.expand(count, *x.shape[1:]), along)
+    if others is None:
+        return values, places
+    wide = places if places.dim() == x.dim() else places.unsqueeze(along)
+    wide = wide.expand(1 + count, *wide.shape[1:])
+    found = torch.cat([wide[:1], others.gather(along, wide[1:])]).reshape(1 + count, *places.shape[1:])
+    return values.expand(1 + count, *values.shape[1:]), found
 
 
 @semantic("argsort")
 def _argsort(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    return _sort(op, x, *args, **kwargs)[1]  # type: ignore[no-any-return]
+    given = named(op.function, (x, *args), kwargs)
+    given = {key: value for key, value in given.items() if key != "self"}
+    return _ordered(replace(op, name="sort"), x, **given)[1]  # type: ignore[no-any-return]
 
 
-@exact("msort")
-def _msort(op: Op, x: Tensor) -> Tensor:
-    return _named(op, x, 0, lambda v, at: torch.sort(v, dim=at), free=False)[0]
-
-
-@exact("kthvalue")
-def _kthvalue(op: Op, x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
-    return _one(op, x, dim, keepdim, lambda v, along: torch.kthvalue(v, k, along, True))
-
-
-@exact("median nanmedian mode")
-def _median(op: Op, x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
-    function = getattr(torch, op.name)
-    if len(op.outs) == 1:
-        return each(function, x)
-    return _one(op, x, -1 if dim is None else dim, keepdim, lambda v, along: function(v, along, True))
-
-
-def _one(op: Op, x: Tensor, dim: int, keepdim: bool, call: Callable[[Tensor, int], Any]) -> Any:
-    """`_named` for one value along ``dim``, which ``call`` keeps as a dim."""
-    values, places = _named(op, x, dim, call)
-    if keepdim or not rank(x):
-        return values, places
-    along = from_end(dim, rank(x))
-    return values.squeeze(along), places.squeeze(along)
-
-
-def _named(
-    op: Op, x: Tensor, dim: int, call: Callable[[Tensor, int], Any], *, free: bool = True
-) -> tuple[Tensor, Tensor]:
-    """Values and places along ``dim``, as ``call`` finds them; where the choice between equal ones is ``free``, every
-    lane but the oracle has other places."""
-    if not rank(x):
-        values, places = each(call, x, 0)
-        return values, places
-    along = from_end(dim, rank(x))
-    values, places = _of_either_sign(op, x, along, call)
-    if not free or x.shape[along] < 2 or not places.numel():
-        return values, places
-    count = op.noise.lanes
-    wide = x[1:] if x.shape[0] > 1 else x.expand(count, *x.shape[1:])
-    others = _instead(wide, along)
-    if others is None:
-        return values, places
-    given = (places[1:] if places.shape[0] > 1 else places).expand(count, *places.shape[1:])
-    found = torch.cat([places[:1], others.gather(along, given)])
-    return values.expand(1 + count, *values.shape[1:]), found
-
-
-def _of_either_sign(op: Op, x: Tensor, along: int, call: Callable[[Tensor, int], Any]) -> tuple[Tensor, Tensor]:
+def _of_either_sign(op: Op, x: Tensor, call: Callable[[Tensor], Any]) -> tuple[Tensor, Tensor | None]:
     """What ``call`` finds where no NaN has a sign bit; where some have and that changes it, every second lane has what
     it finds then.
 
@@ -89,19 +48,25 @@ def _of_either_sign(op: Op, x: Tensor, along: int, call: Callable[[Tensor, int],
     (pytorch#190781): which of the two a kernel follows is not ours to say.
     """
     nan = x.isnan()
-    values, places = call(torch.where(nan, math.nan, x) if x.is_floating_point() else x, along)
+    found = call(torch.where(nan, math.nan, x) if x.is_floating_point() else x)
+    if isinstance(found, Tensor):
+        return found, None
+    values, places = found
     if not bool((nan & x.signbit()).any()):
         return values, places
-    signed, there = call(x, along)
+    signed, there = call(x)
     if torch.equal(places, there):
         return values, places
-    second = torch.arange(1 + op.noise.lanes, device=x.device).reshape(-1, *[1] * rank(x)) % 2 == 1
+    second = torch.arange(1 + op.noise.lanes, device=x.device) % 2 == 1
+    second = second.reshape(-1, *[1] * rank(values))
     return torch.where(second, signed, values), torch.where(second, there, places)
 
 
 def _instead(x: Tensor, along: int) -> Tensor | None:
     """For every place of ``x`` (K, *shape) that of an equal value, or its own: another one in each of the K lanes, all
     of them where there are no more than K, else spread over them. Each lane is a permutation. None: none are equal."""
+    if x.shape[along] < 2:
+        return None
     order = x.argsort(dim=along, stable=True)
     ordered, size = x.gather(along, order), x.shape[along]
     one, following = (ordered.narrow(along, start, size - 1) for start in (0, 1))

@@ -16,31 +16,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fusion.oracle.ops.rule_registry import Op, Rule, aligned, as_float, computed
+from pytest_fusion.oracle.ops.rule_registry import Op, aligned, as_float, computed, pointwise
 from pytest_fusion.oracle.python_numbers import held, mixed
 from pytest_fusion.oracle.rounding import NARROW
 
 
-def _plain(function: Callable[..., Tensor]) -> Rule:
-    """A rule for an exactly rounded operation on any number of broadcast operands."""
-
-    def rule(op: Op, *args: Any, **kwargs: Any) -> Tensor:
-        return function(*(as_float(a) for a in aligned(op, [op.number(a) for a in args])), **kwargs)
-
-    return rule
+@pointwise("square frac ldexp copysign", numbers=True)
+@pointwise("leaky_relu leaky_relu_backward hardtanh_backward")
+def _plain(op: Op, *args: Any, **kwargs: Any) -> Any:
+    return getattr(torch.ops.aten, op.name)(*args, **kwargs)
 
 
-for _name in ("square", "frac", "ldexp", "copysign"):
-    computed(_name)(_plain(getattr(torch, _name)))
-
-
-@computed("sub subtract")
-def _sub(op: Op, a: Tensor, b: Any, alpha: float = 1) -> Tensor:
+@computed("sub")
+def _sub(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
     return _add(op, a, b, -alpha)
 
 
 @computed("rsub")
-def _rsub(op: Op, a: Tensor, b: Any, alpha: float = 1) -> Tensor:
+def _rsub(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
     return _add(op, b, a, -alpha)
 
 
@@ -62,16 +55,14 @@ def _add(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
         # ATen's code for the CPU takes it in 16 bits.
         total = mixed(op.noise, [total], [a + b * held(alpha, op.outs[0].dtype)])[0]
     if op.terms > 1:
-        size = torch.maximum(total[:1].abs(), a[:1].abs() if isinstance(a, Tensor) else total.new_tensor(abs(a)))
-        size = torch.maximum(size, b[:1].abs() if isinstance(b, Tensor) else total.new_tensor(abs(b)))
+        sizes = (v[:1].abs() if isinstance(v, Tensor) else total.new_tensor(abs(v)) for v in (a, b))
+        size = functools.reduce(torch.maximum, sizes, total[:1].abs())
         return op.carried(total, size[0], op.terms)
     return total
 
 
 def _rounded(op: Op, value: Tensor) -> Tensor:
     """A product inside of an operation, as a kernel that does not contract it has it."""
-    if op.whole:
-        return value
     return op.relative(value, 1) if op.wide else op.noise.rounded(value, torch.float32)
 
 
@@ -96,18 +87,16 @@ def _exact_where(op: Op, exact: Any, value: Tensor, noisy: Callable[[], Tensor])
     return torch.where(exact, value, noisy()) if bool(exact.any()) else noisy()
 
 
-@computed("mul")
+@pointwise("mul", numbers=True)
 def _mul(op: Op, a: Any, b: Any) -> Tensor:
-    a, b = (as_float(v) for v in aligned(op, [op.number(v) for v in (a, b)]))
     if op.wide:
         op.exact = _power_of_two(a) | _power_of_two(b)
     value: Tensor = a * b
     return value
 
 
-@computed("div true_divide")
+@pointwise("div")
 def _div(op: Op, a: Tensor, b: Any) -> Tensor:
-    a, b = (as_float(v) for v in aligned(op, (a, b)))
     value = a / b
     return _exact_where(op, _power_of_two(b), value, lambda: op.relative(value, 2))
 
@@ -127,110 +116,83 @@ def _addcmul(op: Op, c: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Tenso
     return total
 
 
-@computed("reciprocal")
+@pointwise("reciprocal")
 def _reciprocal(op: Op, x: Tensor) -> Tensor:
-    x = as_float(x)
-    value = 1 / x
-    return _exact_where(op, _power_of_two(x), value, lambda: op.relative(value, 2))
+    return _div(op, torch.ones_like(x[:1]), x)
 
 
-def _noisy(function: Callable[[Tensor], Tensor], units: float, absolute: float = 0.0, argument: float = 0.0) -> Rule:
-    def rule(op: Op, x: Tensor) -> Tensor:
-        x = as_float(x)
-        value = op.relative(function(op.relative(x, argument) if argument else x), units)
+def _noisy(names: str, units: float, absolute: float = 0.0, argument: float = 0.0) -> None:
+    """Enters functions with errors of so many ``units`` of the result, ``absolute`` ones, and of their ``argument``."""
+
+    @pointwise(names)
+    def rule(op: Op, *args: Tensor) -> Tensor:
+        read = [op.relative(value, argument) if argument else value for value in args]
+        value = op.relative(getattr(torch.ops.aten, op.name)(*read), units)
         return op.absolute(value, absolute) if absolute else value
 
-    return rule
 
-
-computed("sqrt")(_noisy(torch.sqrt, 2))
-computed("rsqrt")(_noisy(torch.rsqrt, 3))
-computed("exp")(_noisy(torch.exp, 3, argument=2))
-computed("expm1")(_noisy(torch.expm1, 4))
-computed("log1p")(_noisy(torch.log1p, 4))
-computed("erf")(_noisy(torch.erf, 4))
-computed("erfc")(_noisy(torch.erfc, 6, absolute=1))
+_noisy("sqrt", 2)
+_noisy("rsqrt hypot", 3)
+# As ``x * pi / 180`` two roundings more, and one of the number.
+_noisy("deg2rad rad2deg", 3)
+_noisy("exp", 3, argument=2)
+_noisy("expm1 log1p erf", 4)
+_noisy("erfc", 6, absolute=1)
 # log is log2(x) * ln 2 on a GPU: near one the error is absolute.
-computed("log")(_noisy(torch.log, 4, absolute=2))
-computed("log2")(_noisy(torch.log2, 4, absolute=2))
-computed("log10")(_noisy(torch.log10, 4, absolute=2))
-computed("sin")(_noisy(torch.sin, 4, absolute=1))
-computed("cos")(_noisy(torch.cos, 4, absolute=1))
-for _name, _units in (("tan", 6), ("asin", 6), ("acos", 6), ("atan", 6), ("sinh", 6), ("cosh", 6), ("asinh", 6)):
-    computed(_name)(_noisy(getattr(torch, _name), _units, absolute=1))
-for _name in ("acosh", "atanh", "lgamma", "digamma", "erfinv", "special_i0", "special_i0e", "special_i1e", "sinc"):
-    if hasattr(torch, _name):
-        computed(_name)(_noisy(getattr(torch, _name), 8, absolute=2))
+_noisy("log log2 log10", 4, absolute=2)
+_noisy("sin cos", 4, absolute=1)
+_noisy("tan asin acos atan sinh cosh asinh", 6, absolute=1)
+_noisy("atan2", 6)
+_noisy("acosh atanh lgamma digamma erfinv sinc", 8, absolute=2)
+# ``m + log(e^(a - m) + e^(b - m))`` rounds a sum from 1 to 2: an absolute error, as in softplus of a - b.
+_noisy("logaddexp", 4, absolute=2)
 
 
-@computed("exp2")
+@pointwise("exp2")
 def _exp2(op: Op, x: Tensor) -> Tensor:
     """A power of two is exact wherever it is computed, and what it scales (microscaling formats) keeps its ties."""
-    x = as_float(x)
     return _exact_where(op, x == x.round(), torch.exp2(x), lambda: op.relative(torch.exp2(op.relative(x, 1)), 3))
 
 
-@computed("hypot")
-def _hypot(op: Op, a: Tensor, b: Tensor) -> Tensor:
-    a, b = (as_float(v) for v in aligned(op, (a, b)))
-    return op.relative(torch.hypot(a, b), 3)
-
-
-@computed("xlogy")
+@pointwise("xlogy", numbers=True)
 def _xlogy(op: Op, x: Any, y: Any) -> Tensor:
     """``x * log(y)``, whose logarithm has the error of any, and exactly 0 where ``x`` is."""
-    x, y = (as_float(v) for v in aligned(op, [op.number(v) for v in (x, y)]))
     exact = torch.xlogy(x, y)
     log = op.absolute(op.relative(torch.log(y if isinstance(y, Tensor) else torch.full_like(exact, y)), 4), 2)
     return torch.where(torch.isfinite(exact) & (exact != 0), x * log, exact)
 
 
-for _name, _factor in (("deg2rad", math.pi / 180), ("rad2deg", 180 / math.pi)):
-    # As ``x * pi / 180`` two roundings more, and one of the number.
-    computed(_name)(_noisy(functools.partial(torch.mul, other=_factor), 3))
-
-
-@computed("atan2")
-def _atan2(op: Op, a: Tensor, b: Tensor) -> Tensor:
-    a, b = (as_float(v) for v in aligned(op, (a, b)))
-    return op.relative(torch.atan2(a, b), 6)
-
-
-@computed("tanh")
+@pointwise("tanh")
 def tanh(op: Op, x: Tensor) -> Tensor:
-    return op.absolute(op.relative(torch.tanh(as_float(x)), 4), 2)
+    return op.absolute(op.relative(torch.tanh(x), 4), 2)
 
 
-@computed("sigmoid")
+@pointwise("sigmoid")
 def sigmoid(op: Op, x: Tensor) -> Tensor:
     """Sigmoid, below float64 of no number smaller than float32's: ``x`` times a share that a GPU flushed is zero."""
-    grown = op.relative(torch.exp(-op.relative(as_float(x), 2)), 3)
+    grown = op.relative(torch.exp(-op.relative(x, 2)), 3)
     share = op.relative(1 / (1 + grown), 3)
     return share if op.wide else op.noise.rounded(share, torch.float32)
 
 
-@computed("log_sigmoid_forward")
+@pointwise("log_sigmoid_forward")
 def _log_sigmoid(op: Op, x: Tensor) -> tuple[Tensor, None]:
-    x = as_float(x)
     return op.absolute(op.relative(torch.nn.functional.logsigmoid(x), 4), 2), None
 
 
-@computed("silu")
+@pointwise("silu")
 def silu(op: Op, x: Tensor) -> Tensor:
-    x = as_float(x)
     return op.relative(x * sigmoid(op, x), 1)
 
 
-@computed("mish")
+@pointwise("mish")
 def _mish(op: Op, x: Tensor) -> Tensor:
-    x = as_float(x)
     return op.relative(x * tanh(op, softplus(op, x)), 2)
 
 
-@computed("gelu")
+@pointwise("gelu")
 def gelu(op: Op, x: Tensor, approximate: str = "none") -> Tensor:
     """GELU with its own conditioning: in the negative tail 1 + erf (1 + tanh) keeps only the absolute error of erf."""
-    x = as_float(x)
     if approximate == "tanh":
         inner = op.relative(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x), 4)
         share = tanh(op, inner)
@@ -239,47 +201,32 @@ def gelu(op: Op, x: Tensor, approximate: str = "none") -> Tensor:
     return op.relative(0.5 * x * (1 + share), 2)
 
 
-@computed("softplus")
+@pointwise("softplus")
 def softplus(op: Op, x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
-    x = as_float(x)
     # log(1 + e^x) rounds 1 + e^x: absolute, in units of 1 / beta.
     smooth = op.absolute(op.relative(torch.nn.functional.softplus(x * beta, 1, 1e9), 4), 2) / beta
     return torch.where(x * beta > threshold, x, smooth)
 
 
-@computed("logaddexp")
-def _logaddexp(op: Op, a: Tensor, b: Tensor) -> Tensor:
-    """``m + log(e^(a - m) + e^(b - m))`` rounds a sum from 1 to 2: an absolute error, as in softplus of a - b."""
-    a, b = (as_float(v) for v in aligned(op, (a, b)))
-    return op.absolute(op.relative(torch.logaddexp(a, b), 4), 2)
-
-
-@computed("elu")
+@pointwise("elu")
 def _elu(op: Op, x: Tensor, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Tensor:
-    x = as_float(x)
     below = op.absolute(op.relative(torch.expm1((x * input_scale).clamp_max(0)), 4), 2)
     return torch.where(x > 0, x * scale, below * (alpha * scale))
 
 
-@computed("leaky_relu")
-def _leaky_relu(op: Op, x: Tensor, negative_slope: float = 0.01) -> Tensor:
-    return torch.where(x > 0, x, x * negative_slope)
-
-
-@computed("hardsigmoid")
+@pointwise("hardsigmoid")
 def _hardsigmoid(op: Op, x: Tensor) -> Tensor:
     """``x / 6 + 0.5`` is off by as much near its zero as elsewhere."""
-    return op.absolute(op.relative((as_float(x) + 3) / 6, 2), 1).clamp(0, 1)
+    return op.absolute(op.relative((x + 3) / 6, 2), 1).clamp(0, 1)
 
 
-@computed("hardswish")
+@pointwise("hardswish")
 def _hardswish(op: Op, x: Tensor) -> Tensor:
-    return op.relative(as_float(x) * _hardsigmoid(op, x), 1)
+    return op.relative(x * _hardsigmoid(op, x), 1)
 
 
-@computed("pow")
+@pointwise("pow")
 def _pow(op: Op, base: Any, exponent: Any) -> Tensor:
-    base, exponent = (as_float(v) for v in aligned(op, (base, exponent)))
     value = torch.pow(base, exponent)
     if isinstance(exponent, (int, float)):
         if exponent in (0, 1, 2):

@@ -35,8 +35,6 @@ _CUT, _SCATTERED = 6.2e-4, 4e-4
 def product(op: Op, a: Operand | Tensor, b: Operand | Tensor) -> Tensor:
     """``a @ b`` over the last two dims of lanes (L, ..., M, K) and (L, ..., K, N)."""
     one, other = _operand(a), _operand(b)
-    if op.whole:
-        return torch.matmul(one.value, other.value)
     low_one, low_other = _low(one, other), _low(other, one)
     if low_one is None and low_other is None and one.source and other.source:
         # Queries and keys that were turned or normed: both computed, and both stored in 16 bits before the product.
@@ -116,17 +114,10 @@ def truncated(op: Op, value: Tensor, squares: Tensor, terms: int) -> Tensor:
     """
     if op.wide or terms <= GROUP:
         return value
-    out = op.noise.spread(value)
-    share = op.noise.uniform((1,) * (value.dim() - 1), value.device).add(1)
-    lanes, on_gpu = out[1:], value.is_cuda
-    lost = _LOST if on_gpu else _LOST_ON_CPU
-    lanes.sub_(torch.where(torch.isfinite(lanes), lanes, 0.0) * share * (op.unit * terms * lost))
-    if on_gpu:
-        op.made = max(terms, int(_CARRIED * terms * terms))
-        size = squares.sqrt()
-        scatter = torch.where(torch.isfinite(size), size, 0.0) * (op.unit * terms * _SCATTER)
-        lanes.add_(scatter * op.noise.normal(tuple(lanes.shape[1:]), value.device))
-    return out
+    if not value.is_cuda:
+        return _lossy(op, value, op.unit * terms * _LOST_ON_CPU)
+    op.made = max(terms, int(_CARRIED * terms * terms))
+    return _lossy(op, value, op.unit * terms * _LOST, squares.sqrt() * (op.unit * terms * _SCATTER))
 
 
 def added_coarsely(op: Op, value: Tensor, squares: Tensor, terms: int) -> Tensor:
@@ -137,15 +128,15 @@ def added_coarsely(op: Op, value: Tensor, squares: Tensor, terms: int) -> Tensor
     6.2e-4 too small, and sums of both signs scattered by 1.3e-4 of the root of their squares, by 3e-4 where factors
     differ by 2^12. Without the second accumulator 4096 positive terms lose 7 %, which no test should let pass.
     """
-    if op.wide:
-        return value
+    return value if op.wide else _lossy(op, value, _CUT * min(1.0, terms / EIGHTHS), squares.sqrt() * _SCATTERED)
+
+
+def _lossy(op: Op, value: Tensor, lost: float, deviation: Tensor | None = None) -> Tensor:
+    """``value``, but lanes up to twice the share ``lost`` closer to zero, all alike, and scattered."""
     out = op.noise.spread(value)
-    lanes = out[1:]
     share = op.noise.uniform((1,) * (value.dim() - 1), value.device).add(1)
-    lost = torch.where(torch.isfinite(lanes), lanes, 0.0) * share * (_CUT * min(1.0, terms / EIGHTHS))
-    scattered = squares.sqrt() * op.noise.normal(tuple(lanes.shape[1:]), value.device) * _SCATTERED
-    lanes.sub_(lost).add_(torch.where(torch.isfinite(scattered), scattered, 0.0))
-    return out
+    out[1:].sub_(torch.where(torch.isfinite(out[1:]), out[1:], 0.0) * share * lost)
+    return out if deviation is None else op.noise.scattered(out, deviation)
 
 
 def _narrow(value: Tensor) -> torch.dtype | None:
@@ -168,25 +159,17 @@ def _mm(op: Op, a: Operand, b: Operand, *_: Any, **__: Any) -> Tensor:
     return product(op, a, b)
 
 
-@computed("addmm baddbmm _addmm_activation", operands=True)
-def _addmm(
-    op: Op, bias: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: float = 1, use_gelu: bool = False
-) -> Tensor:
+@computed("addmm baddbmm", operands=True)
+def _addmm(op: Op, bias: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: float = 1) -> Tensor:
     value = product(op, a, b)
-    value = _biased(op, value, bias.value, beta, alpha, op.made or steps(a.value[0], b.value[0]))
-    if op.name == "_addmm_activation":
-        return torch.nn.functional.gelu(value, approximate="tanh") if use_gelu else value.relu()
-    return value
+    return _biased(op, value, bias.value, beta, alpha, op.made or steps(a.value[0], b.value[0]))
 
 
 def _biased(op: Op, value: Tensor, bias: Tensor, beta: float, alpha: float, terms: int) -> Tensor:
-    bias = bias if op.whole else as_float(bias)
-    missing = value.dim() - bias.dim()
+    bias, missing = as_float(bias), value.dim() - bias.dim()
     bias = bias.reshape(bias.shape[0], *(1,) * missing, *bias.shape[1:]) * beta
     value = value * alpha
     total = value + bias if beta else value
-    if op.whole:
-        return total
     size = torch.maximum(bias[0].abs().expand(total.shape[1:]), total[0].abs())
     return op.relative(op.carried(total, size, terms), 1)
 
@@ -209,7 +192,7 @@ def _dot(op: Op, a: Tensor, b: Tensor) -> Tensor:
 @computed("addr")
 def _addr(op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     outer = as_float(a).unsqueeze(-1) * as_float(b).unsqueeze(-2)
-    return _biased(op, outer if op.whole else op.relative(outer, 1), bias, beta, alpha, 1)
+    return _biased(op, op.relative(outer, 1), bias, beta, alpha, 1)
 
 
 @computed("addbmm")
@@ -229,11 +212,7 @@ def _convolution(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: 
     def convolve(a: Tensor, w: Tensor) -> Tensor:
         return torch.convolution(a, w, None, stride, padding, dilation, transposed, output_padding, groups)
 
-    if weight.shape[0] == 1:
-        folded = convolve(x.flatten(0, 1), weight[0])
-        value = folded.reshape(*x.shape[:2], *folded.shape[1:])
-    else:
-        value = each(convolve, x, weight)
+    value = each(convolve, x, weight)
     squares = convolve(x[0].square(), weight[0].square())
     channels = weight.shape[1] // groups if transposed else weight.shape[2]
     terms = channels * math.prod(weight.shape[3:])
@@ -263,8 +242,9 @@ def _without_zeros(
         return torch.stack([multiply(one.to(D), other.to(D)) > 0 for one, other in pairs]).any(0)
 
     inf = math.inf
-    above = reached((x > 0, w == inf), (x < 0, w == -inf), (x == inf, w > 0), (x == -inf, w < 0))
-    below = reached((x < 0, w == inf), (x > 0, w == -inf), (x == -inf, w > 0), (x == inf, w < 0))
+    above, below = (
+        reached((f > 0, w == inf), (f < 0, w == -inf), (f == inf, w > 0), (f == -inf, w < 0)) for f in (x, -x)
+    )
     neither = reached((x.isnan(), w != 0), (x != 0, w.isnan()))
     even_x, even_w = (torch.where(torch.isfinite(factor), factor, 0.0) for factor in (x, w))
     left_out = op.accumulated(multiply(even_x, even_w)[None], multiply(even_x.square(), even_w.square()), terms)

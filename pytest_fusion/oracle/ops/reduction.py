@@ -12,17 +12,20 @@ from torch import Tensor
 from pytest_fusion.oracle.cancellation import at_operands_size
 from pytest_fusion.oracle.drift import drift, factor_drift, running_drift
 from pytest_fusion.oracle.operand import Operand
+from pytest_fusion.oracle.ops.movement import placed
 from pytest_fusion.oracle.ops.rule_registry import (
     Op,
+    Rule,
     as_float,
     computed,
     count,
     dims_from_end,
     each,
     from_end,
+    named,
     rank,
-    single,
 )
+from pytest_fusion.oracle.rounding import unit
 
 aten = torch.ops.aten
 
@@ -45,10 +48,7 @@ def average(op: Op, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
 
 @computed("sum nansum")
 def _sum(op: Op, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    dims = dims_from_end(dim, rank(x))
-    if not op.outs[0].dtype.is_floating_point:
-        return x.sum(dims, keepdim) if dims else x.to(op.outs[0].dtype)
-    x = as_float(x)
+    x, dims = as_float(x), dims_from_end(dim, rank(x))
     return total(op, torch.nan_to_num(x, nan=0.0) if op.name == "nansum" else x, dims, keepdim)
 
 
@@ -96,56 +96,29 @@ def moments(op: Op, x: Tensor, dims: list[int], read: Tensor) -> tuple[Tensor, T
     return mean, centred, average(op, centred.square(), dims, True)
 
 
-def _variance(op: Op, x: Operand, dim: Any, correction: float | None, keepdim: bool) -> tuple[Tensor, Tensor]:
-    dims = dims_from_end(dim, rank(x.value))
+@computed("var std var_mean std_mean", operands=True)
+def _var(op: Op, x: Operand, *args: Any, **kwargs: Any) -> Any:
+    given = named(op.function, (x, *args), kwargs)
+    correction = given.get("correction", float(given.get("unbiased", True)))
+    dims = dims_from_end(given.get("dim"), rank(x.value))
     terms = count(x.value, dims) if dims else 1
     mean, _, second = moments(op, x.value, dims, x.unrounded)
     free = terms - (1 if correction is None else correction)
     value = op.relative(second * (terms / free if free > 0 else math.nan), 1)
-    if not keepdim and dims:
-        shape = (-1, *op.outs[0].shape)
-        return value.reshape(value.shape[0], *shape[1:]), mean.reshape(mean.shape[0], *shape[1:])
-    return value, mean
-
-
-def _correction(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, float | None, bool]:
-    """``(dim, correction, keepdim)`` of the three overloads of var and std."""
-    dim: Any = kwargs.get("dim")
-    unbiased: Any = kwargs.get("unbiased", True)
-    keepdim = bool(kwargs.get("keepdim", False))
-    rest = list(args)
-    if rest and isinstance(rest[0], bool):
-        unbiased = rest.pop(0)
-    elif rest:
-        dim = rest.pop(0)
-        if rest:
-            unbiased = rest.pop(0)
-        if rest:
-            keepdim = rest.pop(0)
-    correction = kwargs["correction"] if "correction" in kwargs else float(unbiased)
-    return dim, correction, keepdim
-
-
-@computed("var std var_mean std_mean", operands=True)
-def _var(op: Op, x: Operand, *args: Any, **kwargs: Any) -> Any:
-    dim, correction, keepdim = _correction(args, kwargs)
-    value, mean = _variance(op, x, dim, correction, keepdim)
     if op.name.startswith("std"):
         value = op.relative(torch.sqrt(value), 2)
-    return (value, mean) if op.name.endswith("mean") else value
+    found = [v if given.get("keepdim") or not dims else v.squeeze(dims) for v in (value, mean)]
+    return found if op.name.endswith("mean") else found[0]
 
 
 @computed("linalg_vector_norm norm")
 def _norm(op: Op, x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    x = as_float(x)
-    power = 2.0 if ord is None else float(ord)
+    x, power = as_float(x), 2.0 if ord is None else float(ord)
     dims = dims_from_end(dim, rank(x))
     if not dims:
         return x.abs() if power else (x != 0).to(x.dtype)
-    if math.isinf(power):
-        return x.abs().amax(dims, keepdim) if power > 0 else x.abs().amin(dims, keepdim)
-    if power == 0:
-        return (x != 0).to(x.dtype).sum(dims, keepdim)
+    if power == 0 or math.isinf(power):
+        return torch.linalg.vector_norm(x, power, dims, keepdim)  # type: ignore[no-any-return]
     if power == 1:
         return total(op, x.abs(), dims, keepdim)
     if power == 2:
@@ -155,76 +128,66 @@ def _norm(op: Op, x: Tensor, ord: Any = 2, dim: Any = None, keepdim: bool = Fals
 
 @computed("prod")
 def _prod(op: Op, x: Tensor, dim: int | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    x = as_float(x) if op.outs[0].dtype.is_floating_point else x
+    x = as_float(x)
     if not rank(x):
         return x
     flat = x.reshape(x.shape[0], -1) if dim is None else x
     along = -1 if dim is None else from_end(dim, rank(x))
     value = flat.prod(along, True)
-    if op.outs[0].dtype.is_floating_point:
-        moved = factor_drift(flat[0], value[0], along, op.unit)
-        value = op.noise.off(op.relative(value, math.sqrt(flat.shape[along])), moved)
+    moved = factor_drift(flat[0], value[0], along, op.unit)
+    value = op.noise.off(op.relative(value, math.sqrt(flat.shape[along])), moved)
     return value if keepdim and dim is not None else value.squeeze(along)
 
 
-def _steps(x: Tensor, dim: int) -> Tensor:
-    """1..n along ``dim`` (from the end), broadcastable with one lane of ``x``."""
-    n = x.shape[dim]
-    shape = [1] * rank(x)
-    shape[dim] = n
-    return torch.arange(1, n + 1, dtype=x.dtype, device=x.device).reshape(shape)
+def _scan(rule: Callable[[Op, Tensor, int, Tensor], Tensor]) -> Rule:
+    """A rule of a scan of ``x`` along a dim (from the end), with 1..n along that, broadcastable with one lane."""
+
+    def scan(op: Op, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
+        x, along = as_float(x), from_end(dim, rank(x))
+        if not rank(x) or not x.numel():
+            return x
+        shape = [1] * rank(x)
+        shape[along] = n = x.shape[along]
+        return rule(op, x, along, torch.arange(1, n + 1, dtype=x.dtype, device=x.device).reshape(shape))
+
+    return scan
 
 
 @computed("cumsum")
-def _cumsum(op: Op, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
-    if not op.outs[0].dtype.is_floating_point:
-        return x.cumsum(from_end(dim, rank(x))) if rank(x) else x.to(op.outs[0].dtype)
-    x = as_float(x)
-    if not rank(x) or not x.numel():
-        return x
-    along = from_end(dim, rank(x))
-    first, steps, whole = x[0], _steps(x, along), x.cumsum(along)
+@_scan
+def _cumsum(op: Op, x: Tensor, along: int, steps: Tensor) -> Tensor:
+    first, whole = x[0], x.cumsum(along)
     value = op.accumulated(whole, first.square().cumsum(along), steps, lambda: first.abs().cumsum(along))
     return op.noise.off(value, running_drift(first, whole[0], steps, along, op.unit))
 
 
 @computed("cumprod")
-def _cumprod(op: Op, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
-    if op.whole:
-        return x.cumprod(from_end(dim, rank(x)), dtype=op.outs[0].dtype) if rank(x) else x.to(op.outs[0].dtype)
-    x = as_float(x)
-    if not rank(x) or not x.numel():
-        return x
-    along = from_end(dim, rank(x))
+@_scan
+def _cumprod(op: Op, x: Tensor, along: int, steps: Tensor) -> Tensor:
     out = op.noise.spread(x.cumprod(along))
     lanes = out[1:]
-    lanes.add_(lanes * op.noise.normal(tuple(x.shape[1:]), x.device) * (_steps(x, along).sqrt() * op.unit))
+    lanes.add_(lanes * op.noise.normal(tuple(x.shape[1:]), x.device) * (steps.sqrt() * op.unit))
     return op.noise.off(out, factor_drift(x[0], out[0], along, op.unit, running=True))
 
 
 @computed("logcumsumexp")
-def _logcumsumexp(op: Op, x: Tensor, dim: int) -> Tensor:
-    x = as_float(x)
-    if not rank(x) or not x.numel():
-        return x
-    along = from_end(dim, rank(x))
+@_scan
+def _logcumsumexp(op: Op, x: Tensor, along: int, steps: Tensor) -> Tensor:
     out = op.absolute(op.relative(torch.logcumsumexp(x, along), 3), 4)
     # Every step adds a rounding of the running exponential sum; their sum walks at random.
-    out[1:].add_(op.noise.normal(tuple(x.shape[1:]), x.device) * (_steps(x, along).sqrt() * (op.unit / 3)))
+    out[1:].add_(op.noise.normal(tuple(x.shape[1:]), x.device) * (steps.sqrt() * (op.unit / 3)))
     return out
 
 
 def _scattered(op: Op, add: Callable[[Tensor, Tensor], Tensor], into: Tensor, values: Tensor) -> Tensor:
     """``add(into, values)`` for additions at random places, which round as often as each place has terms."""
-    if op.whole:
-        return add(into, values)
     into, values = as_float(into), as_float(values)
-    value = add(into, values)
-    first_into, first = single(into), single(values)
+    value, first_into, first = add(into, values), into[:1], values[:1]
     squares = add(first_into.square(), first.square())[0]
     terms = add((first_into != 0).to(first.dtype), torch.ones_like(first))[0]
-    # The order of atomic additions in low precision rounds each partial sum to the stored dtype.
-    noisy = op.accumulated(value, squares, terms, unit_roundoff=op.stored_unit)
+    # Atomic additions round each partial sum to the dtype that is stored: as written (kind E), or float32 (F).
+    stored = op.unit if op.noise.kind == "F" else unit(op.outs[0].dtype)
+    noisy = op.accumulated(value, squares, terms, unit_roundoff=stored)
     return torch.where(terms > 1, noisy, value)
 
 
@@ -233,22 +196,15 @@ def _index_add(op: Op, x: Tensor, dim: int, index: Tensor, source: Tensor, *, al
     return _scattered(op, lambda a, b: each(aten.index_add, a, dim, index, b), x, source * alpha)
 
 
-@computed("scatter_add")
-def _scatter_add(op: Op, x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
-    return _scattered(op, lambda a, b: each(aten.scatter_add, a, dim, index, b), x, source)
-
-
-@computed("scatter_reduce")
-def _scatter_reduce(
-    op: Op, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+@computed("scatter_add scatter_reduce")
+def _scatter_add(
+    op: Op, x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str = "sum", **kwargs: Any
 ) -> Tensor:
     def add(a: Tensor, b: Tensor) -> Tensor:
-        return each(aten.scatter_reduce, a, dim, index, b, reduce, include_self=include_self)  # type: ignore[no-any-return]
+        return each(aten.scatter_reduce, a, dim, index, b, reduce, **kwargs)  # type: ignore[no-any-return]
 
     if reduce == "sum":
         return _scattered(op, add, x, source)
-    if op.whole:
-        return add(x, source)
     value = add(as_float(x), as_float(source))
     return value if reduce in ("amax", "amin") else op.relative(value, 8)
 
@@ -257,45 +213,34 @@ def _scatter_reduce(
 def _index_put(
     op: Op, x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False, *_: Any
 ) -> Tensor:
-    native = list(op.args[1])
-    chosen = [
-        native[i].unsqueeze(0) if index is not None and index.dtype in (torch.bool, torch.uint8) else index
-        for i, index in enumerate(indices)
-    ]
-    floating = op.outs[0].dtype.is_floating_point
+    chosen, floating = placed(op, indices), op.outs[0].is_floating_point()
     x, values = (as_float(x), as_float(values)) if floating else (x, values)
-    if accumulate and floating:
-        places = aten.index(x[0], [None if i is None else i[0] for i in chosen])
-        wide = values.reshape(values.shape[0], *(1,) * (places.dim() - rank(values)), *values.shape[1:])
-        wide = wide.expand(values.shape[0], *places.shape)
-        return _scattered(op, lambda a, b: each(aten.index_put, a, chosen, b, True), x, wide)
-    return each(aten.index_put, x, chosen, values, accumulate)  # type: ignore[no-any-return]
+    if not (accumulate and floating):
+        return each(aten.index_put, x, chosen, values, accumulate)  # type: ignore[no-any-return]
+    places = aten.index(x[0], [None if i is None else i[0] for i in chosen])
+    wide = values.reshape(values.shape[0], *(1,) * (places.dim() - rank(values)), *values.shape[1:])
+    wide = wide.expand(values.shape[0], *places.shape)
+    return _scattered(op, lambda a, b: each(aten.index_put, a, chosen, b, True), x, wide)
 
 
 @computed("embedding_dense_backward")
 def _embedding_backward(op: Op, grad: Tensor, index: Tensor, rows: int, padding: int, by_frequency: bool) -> Tensor:
+    def add(a: Tensor, b: Tensor) -> Tensor:
+        return a + each(aten.embedding_dense_backward, b, index, rows, padding, False)  # type: ignore[no-any-return]
+
     grad = as_float(grad)
     into = grad.new_zeros((1, rows, grad.shape[-1]))
-
-    def add(a: Tensor, b: Tensor) -> Tensor:
-        summed: Tensor = each(aten.embedding_dense_backward, b, index, rows, padding, False)
-        return a + summed
-
     value = _scattered(op, add, into, grad)
     if not by_frequency:
         return value
     # ATen scales every term by a reciprocal that it rounds; one division at the end is as good.
-    return op.relative(value / add(into, torch.ones_like(single(grad))).clamp_min(1), 2)
+    return op.relative(value / add(into, torch.ones_like(grad[:1])).clamp_min(1), 2)
 
 
 @computed("bincount")
-def _bincount(op: Op, index: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    if weights is None:
-        return each(aten.bincount, index, None, minlength)  # type: ignore[no-any-return]
-
+def _bincount(op: Op, index: Tensor, weights: Tensor, minlength: int = 0) -> Tensor:
     def add(a: Tensor, b: Tensor) -> Tensor:
-        summed: Tensor = each(aten.bincount, index, b, minlength)
-        return a + summed
+        return a + each(aten.bincount, index, b, minlength)  # type: ignore[no-any-return]
 
     weights = as_float(weights)
     return _scattered(op, add, weights.new_zeros((1, *op.outs[0].shape)), weights)

@@ -11,9 +11,10 @@ from typing import Any, TypeVar, overload
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map, tree_map_only
 
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.oracle.rounding import LARGEST32, U32, U64, D, Noise, unit
+from pytest_fusion.oracle.rounding import LARGEST32, U32, U64, D, Noise
 
 # A rule gets the operation's arguments with every tensor replaced by its lanes (L, *shape), L = 1 or 1 + K.
 Rule = Callable[..., Any]
@@ -51,6 +52,8 @@ class Operator:
     # The last two operands are the factors of a product; ``product``: there are no others.
     factors: bool = False
     product: bool = False
+    # Chooses places by masks, which lanes have in common.
+    places: bool = False
     # Leaves float8 numbers float8 numbers, but for a factor.
     scales: bool = False
     largest: bool = False
@@ -76,10 +79,11 @@ enter("native_batch_norm cudnn_batch_norm miopen_batch_norm", updates=(3, 4))
 enter("add sub subtract rsub", sums=True)
 enter("where mul", carries=True)
 enter("mm bmm", product=True)
-enter("mm bmm addmm baddbmm _addmm_activation", factors=True)
+enter("mm bmm addmm baddbmm", factors=True)
+enter("index_put _index_put_impl _unsafe_index_put", places=True)
 enter("mul div clone neg", scales=True)
 enter("amax max", largest=True)
-enter("topk sort msort argsort kthvalue median nanmedian mode", unordered=True)
+enter("topk sort argsort kthvalue median nanmedian mode", unordered=True)
 
 
 @dataclass(slots=True)
@@ -108,21 +112,9 @@ class Op:
         return any(out.dtype == D for out in self.outs)
 
     @property
-    def whole(self) -> bool:
-        """True for integers and bools, which no operation rounds: noise just below one would make them others."""
-        return not (self.outs[0].dtype.is_floating_point or self.outs[0].dtype.is_complex)
-
-    @property
     def unit(self) -> float:
         """2^-24 for everything below float64: kernels and ATen alike compute low precision in float32."""
         return U64 if self.wide else U32
-
-    @property
-    def stored_unit(self) -> float:
-        """Roundoff of an accumulation stored in memory, in the native dtype as written (kind E) or float32 (kind F)."""
-        if self.noise.kind == "F" or not self.outs or not self.outs[0].dtype.is_floating_point:
-            return self.unit
-        return unit(self.outs[0].dtype)
 
     def relative(self, value: Tensor, units: float) -> Tensor:
         return self.noise.relative(value, units * self.unit)
@@ -179,6 +171,23 @@ def computed(names: str, **facts: Any) -> Callable[[R], R]:
     return entered
 
 
+def pointwise(names: str, *, numbers: bool = False) -> Callable[[R], R]:
+    """Enters a function of tensors that broadcast: it gets them with equal ranks, in float64, on the result's device.
+
+    Its ``numbers`` are those that a kernel holds (`Op.number`).
+    """
+
+    def entered(function: R) -> R:
+        def rule(op: Op, *args: Any, **kwargs: Any) -> Any:
+            held = [op.number(value) for value in args] if numbers else args
+            return function(op, *map(as_float, aligned(op, held)), **kwargs)
+
+        enter(names, rule=rule)
+        return function
+
+    return entered
+
+
 exact = functools.partial(computed, exact=True)
 semantic = functools.partial(computed, semantic=True)
 
@@ -207,19 +216,12 @@ def count(value: Tensor, dims: Sequence[int]) -> int:
 
 def aligned(op: Op, values: Sequence[Any]) -> list[Any]:
     """Tensors among ``values`` with equal rank, so that lanes meet lanes when they broadcast; on one device."""
-    ranks = [rank(v) for v in values if isinstance(v, Tensor)]
-    top = max(ranks, default=0)
-    device = op.outs[0].device if op.outs else None
-    ready: list[Any] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            missing = top - rank(value)
-            if missing:
-                value = value.reshape(value.shape[0], *(1,) * missing, *value.shape[1:])
-            if device is not None and value.device != device:
-                value = value.to(device)
-        ready.append(value)
-    return ready
+    top = max((rank(v) for v in values if isinstance(v, Tensor)), default=0)
+    device = op.outs[0].device
+    return [
+        v.reshape(v.shape[0], *(1,) * (top - rank(v)), *v.shape[1:]).to(device) if isinstance(v, Tensor) else v
+        for v in values
+    ]
 
 
 @overload
@@ -236,33 +238,12 @@ def named(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[st
     return {a.name: v for a, v in zip(function._schema.arguments, args, strict=False)} | kwargs
 
 
-def single(value: Tensor) -> Tensor:
-    """Lane 0 alone, ``(1, *shape)``."""
-    return value[:1]
-
-
 def each(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Runs ``function`` lane by lane and stacks what it returns; for operations without a batched form."""
     width = max((v.shape[0] for v in tensors_of((args, kwargs))), default=1)
-    results = [function(*_lane(args, i), **_lane(kwargs, i)) for i in range(width)]
-    if isinstance(results[0], Tensor):
-        return torch.stack(results)
-    if isinstance(results[0], (tuple, list)):
-        return tuple(
-            torch.stack(parts) if isinstance(parts[0], Tensor) else parts[0] for parts in zip(*results, strict=True)
-        )
-    return results[0]
+    results = [function(*own[0], **own[1]) for own in (_lane((args, kwargs), index) for index in range(width))]
+    return tree_map(lambda *parts: torch.stack(parts) if isinstance(parts[0], Tensor) else parts[0], *results)
 
 
 def _lane(tree: Any, index: int) -> Any:
-    if isinstance(tree, Tensor):
-        return tree[index if tree.shape[0] > 1 else 0]
-    if isinstance(tree, dict):
-        return {k: _lane(v, index) for k, v in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        return (
-            type(tree)([_lane(v, index) for v in tree])
-            if type(tree) in (tuple, list)
-            else [_lane(v, index) for v in tree]
-        )
-    return tree
+    return tree_map_only(Tensor, lambda value: value[index if value.shape[0] > 1 else 0], tree)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pytest_fusion.oracle.ops import (  # noqa: F401
     attention,
-    derivative,
     losses,
     movement,
     normalise,

@@ -59,6 +59,15 @@ NAMES: dict[str, Callable[[Any], bool]] = {
     ),
     "torch.ops.aten.add_.Tensor._overloadpacket": lambda packet: packet is torch.ops.aten.add_,
     "torch.ops.aten.reshape.default._can_decompose": lambda can: can() is True,
+    # Every operation on lists has a kernel that does one tensor after the other.
+    "torch.ops.aten._foreach_mul.Scalar._op_dk": lambda call: (
+        call(torch._C.DispatchKey.CompositeExplicitAutograd, [torch.ones(2)], 3.0)[0].tolist() == [3, 3]
+        and all(
+            torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeExplicitAutograd")
+            for name in torch._C._dispatch_get_all_op_names()
+            if name.startswith("aten::_foreach_")
+        )
+    ),
     "torch.utils._python_dispatch.TorchDispatchMode": _has(
         "_should_skip_dynamo", "ignore_compile_internals", "supports_higher_order_operators", "__torch_dispatch__"
     ),
@@ -68,8 +77,7 @@ NAMES: dict[str, Callable[[Any], bool]] = {
     "torch._refs": lambda _: True,
     # Containers of an operator's arguments.
     "torch.utils._pytree.tree_map_only": lambda mapped: mapped(int, lambda x: x + 1, (1, "b")) == (2, "b"),
-    "torch.utils._pytree.tree_flatten": lambda flat: flat((1, [2]))[0] == [1, 2],
-    "torch.utils._pytree.tree_unflatten": _parameters("leaves", "treespec"),
+    "torch.utils._pytree.tree_map": lambda mapped: mapped(lambda a, b: a + b, (1, [2]), (3, [4])) == (4, [6]),
     "torch.utils._pytree.tree_leaves": lambda leaves: leaves((1, [2])) == [1, 2],
     # Tensors and memory.
     "torch.Tensor._version": lambda _: torch.ones(1).add_(1)._version == 1,

@@ -45,7 +45,7 @@ def _whole(call: Call) -> bool:
 
 
 class Evaluator(DispatchMode):
-    """Carries out operations on the lanes of their operands. How, `LaneMode` says when."""
+    """Carries out operations on the lanes of their operands; `LaneMode` decides when."""
 
     def __init__(self, noise: Noise) -> None:
         super().__init__()

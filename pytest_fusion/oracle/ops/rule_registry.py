@@ -23,7 +23,7 @@ R = TypeVar("R", bound=Rule)
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What is known of an ATen operator by its name: the rule that carries it out on lanes, and of which kind it is.
+    """What is known of an ATen operator by its name: the rule that carries it out on lanes, and its kind.
 
     A ``rule`` computes values before rounding, and each result is rounded to its native dtype. It is ``exact`` where it
     moves or selects values (done on the raw and on the rounded lanes alike, and never rounded), ``semantic`` where it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ class Ran:
     itself (an exception in ``rejects=``) and False if the case could not be judged. ``varies``: outputs differ from run
     to run, as ``deterministic=`` allows. ``ratio`` is the worst error over the allowed one. ``work`` counts Triton
     launches and operators of torch in the case's first call, ``triton`` is True if there was a launch. ``seed`` is that
-    of the case that shows the failure.
+    of the case that shows the failure. ``hazards`` are codes of hazards that the spec does not accept.
     """
 
     verdict: Literal["pass", "fail", "rejected"]
@@ -42,6 +42,7 @@ class Ran:
     work: int = 0
     triton: bool = False
     seed: int | None = None
+    hazards: Sequence[str] = ()
 
     def as_json(self) -> dict[str, Any]:
         """The result in JSON types, without default values."""
@@ -55,8 +56,11 @@ class Ran:
 _DEFAULTS = asdict(Ran("pass"))
 
 
-def ran(result: CaseResult, refusals: Mapping[str, str]) -> Ran:
-    """The result of a judged case; ``refusals`` has a sentence for each kind of rejection."""
+def ran(result: CaseResult, refusals: Mapping[str, str], accepted: Collection[str] = ()) -> Ran:
+    """The result of a judged case; ``refusals`` has a sentence for each kind of rejection.
+
+    ``accepted`` are codes of findings that the spec accepts.
+    """
     kind = result.rejected
     triton = any(launch.programs for launch in result.launches)
     if kind is not None:
@@ -69,6 +73,7 @@ def ran(result: CaseResult, refusals: Mapping[str, str]) -> Ran:
         ratio=_finite(result.ratio),
         work=result.work,
         triton=triton,
+        hazards=sorted({v.code for v in result.verdicts if v.status == "hazard" and v.code not in accepted}),
     )
     if failure is None:
         return found

@@ -148,7 +148,7 @@ class TwoKernels:
 
     def _compare(self, result: CaseResult, *, again: bool) -> None:
         """Runs the incumbent on the candidate's case, which after a failure may have other values than planned."""
-        case, ours = result.case, ran(result, self.context.progress.refusals)
+        case, ours = result.case, ran(result, self.context.progress.refusals, self.spec.allow)
         dead = self.more.dead.get(case.key())
         theirs = dead.incumbent if dead is not None and dead.incumbent is not None else self._other(case, again=again)
         standing, reason = classify(ours, theirs)

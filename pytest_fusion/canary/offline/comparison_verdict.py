@@ -17,7 +17,7 @@ from pytest_fusion.spec.wording import did_you_mean
 Decision = Literal["promote", "hold", "rollback", "error", "nodata"]
 
 # The names for `--without`. Checks cannot be left out here, but by without= in the spec.
-METRICS = ("error", "determinism", "refusals", "launches", "recompiles", "spills", "memory", "latency")
+METRICS = ("error", "determinism", "refusals", "hazards", "launches", "recompiles", "spills", "memory", "latency")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,7 @@ def conclude(seen: Evidence, incumbent: Mapping[str, Any], without: Collection[s
         metric.errors(passes),
         metric.determinism(seen.pairs),
         metric.refusals(seen.pairs),
+        metric.hazards(seen.pairs),
         metric.launches(passes),
         metric.recompiled(seen.compiled),
         metric.spilled(seen.spills),

@@ -128,7 +128,7 @@ class Kernel:
         if alone:
             new = Context(context.spec, context.device, context.extra, programs=context.programs, deep=context.deep)
             context = replace(new, complete=True, progress=Progress(context.clock))
-        found = ran(judge_case(context, case, again=again), context.progress.refusals)
+        found = ran(judge_case(context, case, again=again), context.progress.refusals, context.spec.allow)
         release_memory(context.device)
         return found
 

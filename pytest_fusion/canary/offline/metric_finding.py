@@ -76,6 +76,7 @@ def ratios(errors: Sequence[Mapping[str, tuple[float, float]]]) -> list[Ratio]:
 
 Status = Literal["pass", "worse", "better", "nodata", "error"]
 Role = Literal["critical", "ordinary", "muted"]
+_SIDES = ("candidate", "incumbent")
 # Less is not reported: blocks of an allocator, and a statistic or two of each row.
 _MEMORY_SHARE, _MEMORY_BYTES = 1.01, 1 << 20
 # Latency may be longer by so much: over all calls, and in one class of shapes (the judge of a rollout has both limits).
@@ -169,6 +170,19 @@ def refusals(pairs: Sequence[Pair]) -> Finding:
             "refusals", "better", "ordinary", f"takes {more} case(s) that the incumbent refuses", value=-more
         )
     return Finding("refusals", "pass", "ordinary", "refuses nothing that the incumbent takes", value=0)
+
+
+def hazards(pairs: Sequence[Pair]) -> Finding:
+    """The finding on hazards of one kernel alone: new ones hold a candidate and roll nothing back."""
+    judged = [pair for pair in pairs if "rejected" not in (pair.candidate.verdict, pair.incumbent.verdict)]
+    ours, theirs = ({code for pair in judged for code in getattr(pair, side).hazards} for side in _SIDES)
+    if new := sorted(ours - theirs):
+        first = next(pair for pair in judged if not {*new}.isdisjoint(pair.candidate.hazards))
+        words = f"has hazards that the incumbent does not have: {', '.join(new)}, as {first.text}"
+        return Finding("hazards", "worse", "ordinary", words, value=len(new))
+    if fewer := sorted(theirs - ours):
+        return Finding("hazards", "better", "ordinary", f"is without {', '.join(fewer)}", value=-len(fewer))
+    return Finding("hazards", "pass", "ordinary", "has no hazard that the incumbent does not have", value=0)
 
 
 def launches(pairs: Sequence[Pair]) -> Finding:

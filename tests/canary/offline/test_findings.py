@@ -10,7 +10,7 @@ import pytest
 
 from pytest_fusion.canary.offline.case_pairs import FOREIGN, Pair, Ran, classify, died
 from pytest_fusion.canary.offline.comparison_verdict import Comparison, Evidence, check_without, conclude
-from pytest_fusion.canary.offline.metric_finding import Timing, ratios
+from pytest_fusion.canary.offline.metric_finding import Timing, hazards, ratios
 from pytest_fusion.canary.offline.taken import Compiled, Spills
 from pytest_fusion.errors import CanaryError
 
@@ -235,3 +235,15 @@ def test_a_report_is_plain_data() -> None:
     found = json.loads(json.dumps(judged([*passing(), pair(FAIL, FAIL)]).as_json()))
     assert (found["verdict"], len(found["pairs"]), found["counts"]) == ("promote", 31, {"known-bad": 1, "passes": 30})
     assert Ran.from_json(found["pairs"][30]["candidate"]) == FAIL
+
+
+def test_a_hazard_of_the_candidate_alone_holds_it() -> None:
+    """New codes hold; those of both, and those that are gone, do not; a case that was not judged says nothing."""
+    waits, both = Ran("pass", hazards=["hidden-sync"]), Ran("pass", hazards=["hidden-sync", "less-accurate"])
+    new = hazards([pair(), pair(both, waits)])
+    assert (new.status, new.role, new.value) == ("worse", "ordinary", 1)
+    assert "less-accurate, as rows=1" in new.words
+    assert hazards([pair(waits, both)]).status == "better"
+    assert hazards([pair(waits, waits)]).status == "pass"
+    assert hazards([pair(TOO_LARGE, waits)]).status == "pass"
+    assert Ran.from_json(both.as_json()) == both

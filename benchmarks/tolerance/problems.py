@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -30,12 +30,16 @@ RMS_EPS, LAYER_EPS, IGNORE = 1e-6, 1e-5, -100
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """``reference(*inputs)`` and the results of right and wrong kernels, by name."""
+    """``reference(*inputs)`` and the results of right and wrong kernels, by name.
+
+    ``eager`` are results of honest kernels that round in 16 bits where eager PyTorch does: less accurate, not wrong.
+    """
 
     reference: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]
     right: dict[str, Tensor]
     wrong: dict[str, Tensor]
+    eager: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -94,7 +98,11 @@ def softmax(draw: Draw) -> Problem:
         "exp stored low": grown.to(low).float() / total,
         "padding counted": grown / (total + (0 - top).exp()),
     }
-    return Problem(lambda x: torch.softmax(x, -1), (x,), _stored(right, dtype), _stored(wrong, dtype))
+    stored = grown.to(dtype)
+    eager = {"exponential in 16 bits": stored / stored.float().sum(-1, True).to(dtype)}
+    return Problem(
+        lambda x: torch.softmax(x, -1), (x,), _stored(right, dtype), _stored(wrong, dtype), _low(eager, dtype)
+    )
 
 
 def causal_softmax(draw: Draw) -> Problem:
@@ -160,7 +168,12 @@ def _rms_norm(draw: Draw, upcast: bool) -> Problem:
     else:
         root = torch.rsqrt(blocked_sum(squares)[:, None] / n + RMS_EPS)
         right["cast as the reference"] = w * (wide * root).to(dtype).float()
-    return Problem(reference, (x, weight), _stored(right, dtype), _stored(wrong, dtype))
+    eager = {
+        "cast before weight": (wide * torch.rsqrt(mean[:, None] + RMS_EPS)).to(dtype) * weight,
+        "root in 16 bits": x * torch.rsqrt(mean + RMS_EPS).to(dtype)[:, None] * weight,
+        "divided by a root in 16 bits": x / (mean + RMS_EPS).sqrt().to(dtype)[:, None] * weight,
+    }
+    return Problem(reference, (x, weight), _stored(right, dtype), _stored(wrong, dtype), _low(eager, dtype))
 
 
 def rms_norm(draw: Draw) -> Problem:
@@ -208,7 +221,8 @@ def layer_norm(draw: Draw) -> Problem:
     def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.layer_norm(x, (n,), weight, bias, LAYER_EPS)
 
-    return Problem(reference, (x, weight, bias), _stored(right, dtype), _stored(wrong, dtype))
+    eager = {"cast before weight": normed.to(dtype) * weight + bias, "cast before bias": (normed * w).to(dtype) + bias}
+    return Problem(reference, (x, weight, bias), _stored(right, dtype), _stored(wrong, dtype), _low(eager, dtype))
 
 
 def matmul_bias_gelu(draw: Draw) -> Problem:
@@ -242,7 +256,11 @@ def matmul_bias_gelu(draw: Draw) -> Problem:
     def reference(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return F.gelu(torch.mm(x, weight) + bias)
 
-    return Problem(reference, (x, weight, bias), _stored(right, dtype), _stored(wrong, dtype))
+    product = (a @ w).to(dtype)
+    eager = {
+        "product in 16 bits": F.gelu((product + bias).float()),
+    }
+    return Problem(reference, (x, weight, bias), _stored(right, dtype), _stored(wrong, dtype), _low(eager, dtype))
 
 
 def _cross_entropy(draw: Draw, reduction: str) -> Problem:
@@ -289,6 +307,10 @@ def cross_entropy(draw: Draw) -> Problem:
 
 def cross_entropy_mean(draw: Draw) -> Problem:
     return _cross_entropy(draw, "mean")
+
+
+def _low(results: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    return _stored(results, dtype) if dtype.itemsize == 2 else {}
 
 
 def _stored(results: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

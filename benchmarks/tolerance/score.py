@@ -13,12 +13,13 @@ from torch import Tensor
 from benchmarks.tolerance.problems import FAMILIES, Draw, Problem
 from benchmarks.tolerance.rules import RULES
 from pytest_fusion.oracle import OutputLanes, run_lanes
+from pytest_fusion.oracle.eager import run_eager
 from pytest_fusion.oracle.tolerance import judge_output
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-OURS, OURS_STRICT = "ours", "ours, fp32 inside"
-COLUMNS = (OURS, OURS_STRICT, *RULES)
-Outcome = tuple[str, str, str, str]  # family, dtype, "right" | "wrong" | "harmless", kernel
+WRONG, NOTICED, STRICT = "wrong", "wrong or hazard", "fp32 inside"
+COLUMNS = (WRONG, NOTICED, STRICT, *RULES)
+Outcome = tuple[str, str, str, str]  # family, dtype, "right" | "eager" | "wrong" | "harmless", kernel
 
 
 @dataclass(slots=True)
@@ -61,23 +62,29 @@ def _count(score: Score, family: str, dtype: torch.dtype, problem: Problem, seed
 
         return lanes
 
+    def eager() -> Tensor | None:
+        return run_eager(lambda: [problem.reference(*problem.inputs)], seed=seed)[0] if dtype.itemsize == 2 else None
+
     observable = _observable(problem, few)
-    kernels = [("right", name, value) for name, value in problem.right.items()]
-    kernels += [("wrong", name, value) for name, value in problem.wrong.items()]
+    sides = {"right": problem.right, "eager": problem.eager, "wrong": problem.wrong}
+    kernels = [(side, name, value) for side, found in sides.items() for name, value in found.items()]
     for side, name, value in kernels:
         if side == "wrong" and not observable(value):
             side = "harmless"
         outcome = (family, str(dtype)[6:], side, name)
         score.seen[outcome] += 1
         wide = more("F", 7921) if dtype.itemsize == 2 else None
-        verdict = judge_output(value, few, more("E", 7919), wide=wide)
-        accepted = {OURS: verdict.ok, OURS_STRICT: judge_output(value, strict, more("F", 7920)).ok}
+        verdict = judge_output(value, few, more("E", 7919), wide=wide, eager=eager)
+        accepted = {WRONG: verdict.grade != "D", NOTICED: verdict.ok}
+        accepted[STRICT] = judge_output(value, strict, more("F", 7920)).ok
         accepted |= {rule: accept(value, few.native, few.oracle) for rule, accept in RULES.items()}
         for rule, ok in accepted.items():
             score.refused[outcome, rule] += not ok
-        if side == "right" and not verdict.ok:
+        if (side == "right" and not verdict.ok) or (side == "eager" and verdict.grade == "D"):
             shape = tuple(problem.inputs[0].shape)
-            score.alarms.append(f"{family} {outcome[1]} {name} {shape}: {verdict.statistic} {verdict.ratio:.2f}")
+            score.alarms.append(
+                f"{family} {outcome[1]} {name} {shape}: {verdict.statistic} {verdict.ratio:.2f}, {verdict.grade}"
+            )
 
 
 def _lanes(problem: Problem, count: int, kind: str, seed: int) -> OutputLanes:

@@ -40,7 +40,9 @@ from pytest_fusion.oracle.reference import (
     MOST_LANES,
     ReferenceFailed,
     ReferenceRun,
+    copies,
     run_reference,
+    takes,
 )
 from pytest_fusion.oracle.rounding import NARROW
 from pytest_fusion.oracle.tolerance import ValuesVerdict
@@ -85,6 +87,7 @@ class Trial:
         self.narrow = any(t.dtype in NARROW for t in tensors_of(logical).values())
         self._lanes: dict[tuple[int, str], dict[str, OutputLanes]] = {}
         self._laid: dict[str, OutputLanes] | None = None
+        self._eager: dict[str, torch.Tensor] | None = None
 
     def run(self, first: Outcome, placed: Placed, *, again: bool) -> None:
         self.thorough = again
@@ -124,7 +127,7 @@ class Trial:
             return
         verdicts = self.judge(got, grade=again)
         values = values_check.as_verdict(verdicts)
-        if note(values):
+        if note(values) or values.status == "hazard":
             self.keep(got, verdicts)
         if values.failed and self.context.on("values"):
             return
@@ -302,6 +305,22 @@ class Trial:
             else None
         )
 
+    def eager(self, name: str) -> torch.Tensor | None:
+        """What the reference comes to in eager 16 bits for one output; ``None`` where no input is of 16 bits."""
+        if self._eager is None:
+            with self.context.clock.phase("reference"):
+                seed = counter_random.mix(self.result.case.seed, "eager")
+                made: list[Outputs] = []
+                self._eager = values_check.eager_of(lambda: self._call(made), lambda: list(made[-1].tensors), seed)
+        return self._eager.get(name)
+
+    def _call(self, made: list[Outputs]) -> list[torch.Tensor]:
+        """The reference's results, whose names are added to what was ``made``."""
+        arguments = copies(self.logical)
+        result = self.spec.reference(**arguments, **takes(self.spec.reference, self.context.extra))
+        made.append(collect(result, arguments, self.spec.mutates))
+        return list(made[-1].tensors.values())
+
     def _priced(
         self, salt: str, count: int, kind: Literal["E", "F"], *, laid: Mapping[str, Any] | None = None
     ) -> dict[str, OutputLanes]:
@@ -345,8 +364,8 @@ class Trial:
     def judge_tensor(
         self, index: int, candidate: torch.Tensor, *, grade: bool = False, laid: bool = True
     ) -> ValuesVerdict:
-        """``laid=False`` leaves out what the inputs' layout may excuse, another run of the reference: of results that
-        are made wrong on purpose it excuses none."""
+        """``laid=False`` leaves out other runs of the reference, for what the inputs' layout or 16 bits may excuse: of
+        results that are made wrong on purpose they excuse none."""
         lanes = self.reference.lanes
         name, native = self.order[index], self.reference.native[index]
         many = MANY_LANES if native.numel() >= _FEW_ELEMENTS else MOST_LANES
@@ -359,12 +378,14 @@ class Trial:
             (lambda: self.fresh_lanes(name, FEW_LANES, "F")) if grade else None,
             (lambda: self.fresh_lanes(name, many, "F")) if self.narrow else None,
             (lambda: self.laid_lanes(name, many)) if laid else None,
+            (lambda: self.eager(name)) if laid and self.narrow else (lambda: None),
         )
 
     def keep(self, got: Outputs, verdicts: Mapping[str, ValuesVerdict]) -> None:
-        """Remember the output that the verdict is about, for the picture of its errors."""
-        name = values_check.worst_of(verdicts)
-        if name is not None and not verdicts[name].ok:
+        """Remember the output that the verdict is about, for the picture of its errors: of a hazard only where that
+        is sought, since a failure may follow."""
+        name, sought = values_check.worst_of(verdicts), self.context.focus.sought
+        if name is not None and (verdicts[name].grade == "D" or sought == values_check.as_verdict(verdicts).identity):
             right = verdicts[name].by or self.reference.native[self.order.index(name)]
             self.result.evidence = (name, got.tensors[name], right)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
+from pytest_fusion.oracle.rounding import significand
 from pytest_fusion.run import pristine
 
 # Significand bits, hidden one included, of the next lower precision: float32 and float16 -> bfloat16's (float16's 11
@@ -22,13 +23,6 @@ _MEANING = {
     "lower-precision": "an output rounded to the next lower precision",
 }
 _COARSE = "lower-precision"
-
-
-def round_significand(t: torch.Tensor, bits: int) -> torch.Tensor:
-    """``t`` rounded to ``bits`` significant bits, in its own dtype."""
-    mantissa, exponent = torch.frexp(t.to(torch.float64))
-    scale = 2.0**bits
-    return torch.ldexp(torch.round(mantissa * scale) / scale, exponent).to(t.dtype)
 
 
 class Vacuity:
@@ -73,7 +67,7 @@ class Vacuity:
         bits = _LOWER_BITS.get(right.dtype)
         if bits is None:
             return None
-        wrong = round_significand(right, bits)
+        wrong = significand(right, bits)
         # Outputs such as masks and small integers are exact in any precision: rounding them is no wrong answer.
         return None if pristine.equal(wrong.nan_to_num(), right.nan_to_num()) else wrong
 

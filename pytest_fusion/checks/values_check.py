@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 
 import torch
 
-from pytest_fusion.checks.evidence import Deviation
-from pytest_fusion.checks.verdict import Verdict, failed, passed
+from pytest_fusion.checks.evidence import Deviation, Evidence
+from pytest_fusion.checks.verdict import Verdict, failed, hazard, passed
 from pytest_fusion.oracle import OutputLanes
+from pytest_fusion.oracle.eager import run_eager
+from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.oracle.tolerance import ValuesVerdict, judge_output, judge_plain
 from pytest_fusion.spec.promises import Tolerance
 
@@ -26,14 +28,16 @@ def judge_one(
     fine: Callable[[], OutputLanes] | None = None,
     wide: Callable[[], OutputLanes] | None = None,
     laid: Callable[[], OutputLanes | None] | None = None,
+    eager: Callable[[], torch.Tensor | None] = lambda: None,
 ) -> ValuesVerdict:
     """Judge one output by the policy in force; ``fine`` gives the lanes that a grade needs, ``wide`` those of float32
-    where the reference computes in 16 bits, ``laid`` those of the reference on the inputs as they lie."""
+    where the reference computes in 16 bits, ``laid`` those of the reference on the inputs as they lie, ``eager`` what
+    it comes to op by op in 16 bits."""
     if isinstance(tolerance, Tolerance):
         return judge_plain(candidate, native, tolerance.rtol, tolerance.atol)
     assert few is not None
     assert more is not None
-    return judge_output(candidate, few, more, fine=fine, wide=wide, laid=laid)
+    return judge_output(candidate, few, more, fine=fine, wide=wide, laid=laid, eager=eager)
 
 
 def meant_alike(lanes: OutputLanes, laid: OutputLanes) -> OutputLanes | None:
@@ -45,29 +49,58 @@ def meant_alike(lanes: OutputLanes, laid: OutputLanes) -> OutputLanes | None:
     return laid if not one.numel() or float(apart.max()) <= _ALIKE * float(size.max()) else None
 
 
+def eager_of(
+    call: Callable[[], Sequence[torch.Tensor]], names: Callable[[], Sequence[str]], seed: int
+) -> dict[str, torch.Tensor]:
+    """By name what ``call`` comes to in eager 16 bits; empty where it raises. ``names`` are those of its results."""
+    try:
+        results = run_eager(call, seed=seed)
+    except (ReferenceFailed, RuntimeError, TypeError):
+        return {}
+    return dict(zip(names(), results, strict=True))
+
+
 def worst_of(verdicts: Mapping[str, ValuesVerdict]) -> str | None:
-    """The output that fails by the largest ratio, or has the largest one where none fails; ``None`` of no outputs."""
-    return max(verdicts, key=lambda name: (not verdicts[name].ok, verdicts[name].ratio), default=None)
+    """The output of the worst grade, of these by the largest ratio; ``None`` of no outputs."""
+    return max(verdicts, key=lambda name: (_badness(verdicts[name]), verdicts[name].ratio), default=None)
+
+
+def _badness(verdict: ValuesVerdict) -> str:
+    return "" if verdict.ok else verdict.grade or ""
 
 
 def as_verdict(verdicts: Mapping[str, ValuesVerdict]) -> Verdict:
     """The worst output's conclusion; evidence has the worst ratio of error to allowed, and the grade."""
-    worst_name = worst_of(verdicts)
-    if worst_name is None:
+    name = worst_of(verdicts)
+    if name is None:
         return passed("values")
-    worst = verdicts[worst_name]
+    worst = verdicts[name]
     if worst.ok:
         grades = [v.grade for v in verdicts.values() if v.grade is not None]
-        return replace(passed("values", replace(deviation(worst), grade=max(grades, default=None))), output=worst_name)
-    kind = "nonfinite" if worst.statistic == "nonfinite" else "finite"
+        return replace(passed("values", replace(deviation(worst), grade=max(grades, default=None))), output=name)
+    if worst.grade == "C":
+        return less_accurate("values", f"{name}: {worst.reason}", worst, name)
     return failed(
         "values",
-        f"{worst_name}: {worst.reason}",
-        identity=f"values:{worst_name}:{kind}",
+        f"{name}: {worst.reason}",
+        identity=f"values:{name}:{kind_of(worst)}",
         statistical=worst.statistical,
-        output=worst_name,
+        output=name,
         evidence=deviation(worst),
     )
+
+
+def less_accurate(
+    check: str, reason: str, worst: ValuesVerdict, output: str, evidence: Evidence | None = None
+) -> Verdict:
+    """The hazard of an output, or gradient, of grade ``C``."""
+    evidence = evidence or deviation(worst)
+    return hazard(check, "less-accurate", reason, statistical=worst.statistical, output=output, evidence=evidence)
+
+
+def kind_of(verdict: ValuesVerdict) -> str:
+    """What identities distinguish: NaN or infinity in the wrong place, or other numbers."""
+    return "nonfinite" if verdict.statistic == "nonfinite" else "finite"
 
 
 def deviation(verdict: ValuesVerdict) -> Deviation:

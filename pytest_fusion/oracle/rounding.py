@@ -63,6 +63,15 @@ def quantum(value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(value == 0, grid.step, size)
 
 
+def significand(t: Tensor, bits: int, generator: torch.Generator | None = None) -> Tensor:
+    """``t`` rounded to ``bits`` significant bits, in its own dtype: to nearest, or at random by the ``generator``."""
+    mantissa, exponent = torch.frexp(t.to(D))
+    mantissa *= 2.0**bits
+    if generator is not None:
+        mantissa += torch.rand(mantissa.shape, dtype=D, device=t.device, generator=generator) - 0.5
+    return torch.ldexp(torch.round(mantissa) / 2.0**bits, exponent).to(t.dtype)
+
+
 def holds(target: torch.dtype, source: torch.dtype) -> bool:
     """True when every value of ``source`` is a value of ``target``."""
     if target == source:

@@ -18,7 +18,7 @@ class TestRecord:
     ``judged``; ``rejected`` maps the kind of a rejection (an exception's name, ``"too-expensive"``) to its count, those
     that were left out before they became a case among them; ``coverage`` has
     ``{"pairs", "covered", "share"}``; ``worst`` has ``{"ratio", "output", "statistic", "case"}`` of the largest error
-    against what was allowed; ``grade`` is ``"A"``, ``"B"``, ``"C"`` or ``None``; ``off`` maps a switched-off check to
+    against what was allowed; ``grade`` is ``"A"`` to ``"D"`` or ``None``; ``off`` maps a switched-off check to
     the user's reason; ``phases`` maps a phase (fused, reference, make, judge, plugin) to seconds;
     ``expected`` means that ``pytest.mark.xfail`` announced the failure; ``script`` is the path of the stand-alone
     script of the failing case; ``diagnosis`` of a failure has ``{"cause", "evidence", "ruled_out", "runs"}``: a slug,

@@ -113,7 +113,7 @@ def test_the_worst_output_is_reported() -> None:
     """Of several outputs the failing one with the largest ratio speaks; none at all passes."""
 
     def one(ok: bool, ratio: float) -> ValuesVerdict:
-        return ValuesVerdict(ok, "A" if ok else "C", "max", ratio, (0,), 1.0, 2.0, 0.1, 1, 4, False, "off")
+        return ValuesVerdict(ok, "A" if ok else "D", "max", ratio, (0,), 1.0, 2.0, 0.1, 1, 4, False, "off")
 
     verdict = as_verdict({"a": one(True, 0.9), "b": one(False, 1.5), "c": one(False, 3.0)})
     assert (verdict.status, verdict.identity) == ("fail", "values:c:finite")

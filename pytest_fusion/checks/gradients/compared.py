@@ -17,7 +17,7 @@ from pytest_fusion.oracle.reference import FEW_LANES, MANY_LANES, ReferenceFaile
 
 
 def compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[str, OutputLanes]) -> Iterator[Verdict]:
-    """The failure of every gradient that is not the reference's."""
+    """The failure, or the hazard, of every gradient that is not the reference's."""
 
     def wrong(reason: str, slug: str, **more: Any) -> Verdict:
         return failed(NAME, f"{reason}; the upstream gradient is {upstream.words()}", identity=f"{NAME}:{slug}", **more)
@@ -51,23 +51,26 @@ def compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[s
                 lambda name=name: upstream.lanes(MANY_LANES)[name],  # type: ignore[misc]
                 trial.spec.tolerance,
                 wide=(lambda name=name: upstream.lanes(MANY_LANES, "F")[name]) if trial.narrow else None,  # type: ignore[misc]
+                eager=(lambda name=name: upstream.eager(name)) if trial.narrow else (lambda: None),  # type: ignore[misc]
             )
-        if not judged.ok:
-            trial.result.evidence = (f"d{name}", got.detach(), judged.by or native)
-            yield wrong(
-                f"gradient of {name}: {judged.reason}",
-                f"{name}:{'nonfinite' if judged.statistic == 'nonfinite' else 'finite'}",
-                statistical=judged.statistical,
-                output=f"d{name}",
-                evidence=WrongGradient(
-                    deviation=values_check.deviation(judged),
-                    upstream=upstream.kind,
-                    layouts={used: upstream.layout[used].kind for used in upstream.used},
-                    upstream_strides={used: upstream.strides(used) for used in upstream.used},
-                    wanted=list(upstream.wanted),
-                    ratio_to_right=blame.constant_ratio(got, few[name].oracle),
-                ),
-            )
+        if judged.ok:
+            continue
+        evidence = WrongGradient(
+            deviation=values_check.deviation(judged),
+            upstream=upstream.kind,
+            layouts={used: upstream.layout[used].kind for used in upstream.used},
+            upstream_strides={used: upstream.strides(used) for used in upstream.used},
+            wanted=list(upstream.wanted),
+            ratio_to_right=blame.constant_ratio(got, few[name].oracle),
+        )
+        reason, output = f"gradient of {name}: {judged.reason}", f"d{name}"
+        found = values_check.less_accurate(NAME, reason, judged, output, evidence)
+        if judged.grade == "D":
+            slug, chance = f"{name}:{values_check.kind_of(judged)}", judged.statistical
+            found = wrong(reason, slug, statistical=chance, output=output, evidence=evidence)
+        if found.failed or found.identity == trial.context.focus.sought:
+            trial.result.evidence = (output, got.detach(), judged.by or native)
+        yield found
 
 
 def judging(trial: Trial) -> blame.Right:
@@ -78,7 +81,7 @@ def judging(trial: Trial) -> blame.Right:
             return None
         evidence, differs = trial.result.evidence, trial.result.differs
         try:
-            return next(compare(trial, upstream, attempt.backward, upstream.lanes(FEW_LANES)), None) is None
+            return not any(v.failed for v in compare(trial, upstream, attempt.backward, upstream.lanes(FEW_LANES)))
         except (NoGraph, ReferenceFailed):
             return None
         finally:

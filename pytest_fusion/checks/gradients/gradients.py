@@ -47,7 +47,7 @@ _ALL_BUT_ONE = 2
 # Up to so many inputs, every subset of them is equally likely.
 _ENUMERATED = 6
 # The identity of a gradient that is wrong in the first backward already: most of what is shrunk.
-_WRONG = re.compile(r"gradients:\w+:(?:non)?finite")
+_WRONG = re.compile(r"gradients:(?:\w+:(?:non)?finite|less-accurate:\w+)")
 # How identities of what further backwards show begin.
 _UPSTREAM, _SECOND, _AGAIN = "gradients:upstream", "gradients:second", ("gradients:again", "gradients:overwritten")
 _FURTHER = (_UPSTREAM, _SECOND, *_AGAIN, sliced_gradients.NAME)
@@ -151,9 +151,9 @@ def _found(
         yield verdict
     assert first.backward is not None
     for verdict in compare(trial, upstream, first.backward, few):
-        right = False
-        seen_before = verdict.identity in known
-        yield verdict if seen_before else blame.explained(trial, upstream, first, verdict, judging(trial))
+        right = right and not verdict.failed
+        plain = verdict.identity in known or not verdict.failed
+        yield verdict if plain else blame.explained(trial, upstream, first, verdict, judging(trial))
     yield from _left_alone(trial, first.backward)
     # Six further backwards would run on every case that is too small to show the failure that is sought.
     if right and not _WRONG.fullmatch(trial.context.focus.sought or ""):

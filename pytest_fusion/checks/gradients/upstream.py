@@ -11,6 +11,7 @@ import torch
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Layout
 from pytest_fusion.case.layouts import choices, geometry
+from pytest_fusion.checks import values_check
 from pytest_fusion.checks.outputs import collect
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.oracle import Kind, OutputLanes
@@ -96,6 +97,12 @@ class Upstream:
         self.numbers = run.numbers
         self.native = {name: lanes.native for name, lanes in zip(self.present, run.outputs, strict=True)}
         return dict(zip(self.present, run.outputs, strict=True))
+
+    def eager(self, name: str) -> torch.Tensor | None:
+        """The gradient of an input as the reference and its backward have it in eager 16 bits (samples, *shape)."""
+        with self.trial.context.clock.phase("reference"):
+            seed = counter_random.mix(self.trial.result.case.seed, "eager")
+            return values_check.eager_of(self._backward, lambda: self.present, seed).get(name)
 
     def drawn(self, name: str, output: torch.Tensor) -> torch.Tensor:
         """The upstream gradient of an output of this shape."""

@@ -390,7 +390,7 @@ def _judged(trial: Trial, name: str, t: torch.Tensor) -> bool:
     if name not in trial.order:
         return True
     verdict = trial.judge_tensor(trial.order.index(name), t)
-    return verdict.ok or verdict.statistical
+    return verdict.grade != "D" or verdict.statistical
 
 
 def _held(answer: torch.Tensor, calls: Sequence[_Call]) -> bool:

@@ -167,7 +167,7 @@ def _verdict(
         reason = f"{moved} of {total} values differ from the exact ones where rounding moves at most {limit:.0f}"
     ratio = math.inf if outside else moved / limit
     return ValuesVerdict(
-        False, "C", name, ratio, index, value, expected, 0.0, outside or moved, total, not outside, reason
+        False, "D", name, ratio, index, value, expected, 0.0, outside or moved, total, not outside, reason
     )
 
 

@@ -40,7 +40,7 @@ def judge_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> 
         )
     return ValuesVerdict(
         ok,
-        None if ok else "C",
+        None if ok else "D",
         name,
         ratio,
         index,
@@ -76,5 +76,5 @@ def mismatched_shape(candidate: Tensor, native: Tensor) -> ValuesVerdict:
         f"got {tuple(candidate.shape)} {candidate.dtype}, the reference returns {tuple(native.shape)} {native.dtype}"
     )
     return ValuesVerdict(
-        False, "C", "shape", math.inf, None, None, None, None, native.numel(), native.numel(), False, reason
+        False, "D", "shape", math.inf, None, None, None, None, native.numel(), native.numel(), False, reason
     )

@@ -219,7 +219,7 @@ def _verdict(
         )
     return ValuesVerdict(
         ok,
-        None if ok else "C",
+        None if ok else "D",
         name,
         ratios[name],
         index,
@@ -252,7 +252,7 @@ def _inexact(got: Tensor, spread: Spread, wrong: Tensor, shape: tuple[int, ...])
         f"here; worst element {list(index)} is {value:.9g}, exact {expected:.9g}"
     )
     ratio, allowed = float(halves[worst]), float(spread.step[worst]) / 2
-    return ValuesVerdict(False, "C", "exact", ratio, index, value, expected, allowed, count, got.numel(), False, reason)
+    return ValuesVerdict(False, "D", "exact", ratio, index, value, expected, allowed, count, got.numel(), False, reason)
 
 
 def _nonfinite(got: Tensor, spread: Spread, fine: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:
@@ -271,7 +271,7 @@ def _nonfinite(got: Tensor, spread: Spread, fine: Tensor, shape: tuple[int, ...]
             "the reference that needs a stable form, or values= a range that it can take"
         )
     return ValuesVerdict(
-        False, "C", "nonfinite", math.inf, index, value, expected, None, int(wrong.sum()), got.numel(), False, reason
+        False, "D", "nonfinite", math.inf, index, value, expected, None, int(wrong.sum()), got.numel(), False, reason
     )
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from pytest_fusion.oracle.lane_result import OutputLanes
 from pytest_fusion.oracle.rounding import GRIDS, D
 from pytest_fusion.oracle.tolerance.codes import judge_codes, offending_codes
+from pytest_fusion.oracle.tolerance.fence import fenced
 from pytest_fusion.oracle.tolerance.fixed_tolerance import excess_plain, judge_plain, mismatched_shape
 from pytest_fusion.oracle.tolerance.floats import excess_floats, judge_floats
 from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict
@@ -26,6 +27,7 @@ def judge_output(
     fine: Callable[[], OutputLanes] | None = None,
     wide: Callable[[], OutputLanes] | None = None,
     laid: Callable[[], OutputLanes | None] | None = None,
+    eager: Callable[[], Tensor | None] = lambda: None,
 ) -> ValuesVerdict:
     """Judges ``candidate`` by the lanes of the reference as written (kind ``E``).
 
@@ -34,7 +36,7 @@ def judge_output(
     graded: ``A`` when float32 arithmetic with one rounding explains the result, else ``B``. ``wide()`` returns as many
     of kind ``F`` as ``more()``; where the reference computes in 16 bits, they must fail it as well. ``laid()`` returns
     as many of the reference on inputs in the case's own layout, if there are any. They must fail it too: torch computes
-    some functions differently by layout.
+    some functions differently by layout. ``eager()`` returns what the reference comes to op by op in 16 bits (`fence`).
     """
     by = few
     verdict = _judge(candidate, few)
@@ -53,7 +55,8 @@ def judge_output(
         if as_laid.ok:
             return replace(as_laid, grade="B" if fine is not None else None)
     if not verdict.ok:
-        return replace(verdict, by=by)
+        verdict = replace(verdict, by=by)
+        return fenced(verdict, candidate, by, eager) if candidate.dtype in GRIDS else verdict
     if fine is None:
         return verdict
     strict = _judge(candidate, fine(), inclusive=False)

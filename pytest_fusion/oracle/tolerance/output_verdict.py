@@ -8,7 +8,7 @@ from typing import Literal
 
 from pytest_fusion.oracle.lane_result import OutputLanes
 
-Grade = Literal["A", "B", "C"]
+Grade = Literal["A", "B", "C", "D"]
 
 
 def index_of(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
@@ -30,8 +30,9 @@ class ValuesVerdict:
     allowed of that statistic, for passes too. ``index``, ``got``, ``expected`` and ``allowed`` (absolute) describe the
     worst element. ``mismatched`` of ``total`` elements are beyond what a single element may be off. ``statistical``
     marks a failure that fresh values have to repeat.
-    ``grade`` is ``C`` for a failure, ``A`` or ``B`` for a graded pass. ``by`` are the lanes that showed a failure:
-    with others the error allowed of an element differs.
+    ``ok`` is grade ``A`` or ``B``, which are only distinguished where that is asked; ``C`` is less accurate than the
+    reference but inside of the fence, ``D`` wrong. ``by`` are the lanes that showed it: with others the error allowed
+    of an element differs.
     """
 
     ok: bool

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from pytest_fusion.oracle import OutputLanes, run_lanes
+from pytest_fusion.oracle.eager import run_eager
 from pytest_fusion.oracle.lane_result import Kind
 from pytest_fusion.oracle.tolerance import ValuesVerdict, judge_output
 
@@ -18,5 +19,9 @@ def judged(candidate: Tensor, reference: Callable[[], Tensor], seed: int = 1, st
     def wide() -> OutputLanes:
         return lanes(24, "F", 200)
 
+    def eager() -> Tensor:
+        return run_eager(lambda: [reference()], seed=seed)[0]
+
     fine = wide if strict else None
-    return judge_output(candidate, lanes(6, "E", 0), lambda: lanes(24, "E", 100), fine=fine, wide=wide)
+    few = lanes(6, "E", 0)
+    return judge_output(candidate, few, lambda: lanes(24, "E", 100), fine=fine, wide=wide, eager=eager)

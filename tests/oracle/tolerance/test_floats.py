@@ -77,7 +77,8 @@ def test_one_wrong_element_or_row_is_found_among_odd_rows(case: tuple[Tensor, Te
     verdict = judged(candidate, lambda: rms_norm(x, weight))
 
     assert not verdict.ok
-    assert verdict.grade == "C"
+    # 6 % of one element are within twice what bfloat16 loses of the largest of its row.
+    assert verdict.grade == ("C" if bug == "element" and x.dtype == torch.bfloat16 else "D")
     if bug == "element":
         assert verdict.index == (10, 17)
         assert verdict.mismatched == 1
@@ -261,7 +262,7 @@ def test_double_precision_outputs() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_grades(dtype: torch.dtype) -> None:
-    """float32 inside with one rounding is A, rounding as the reference does is B, worse than that is C."""
+    """float32 inside with one rounding is A, rounding as the reference does B, worse than that C, and D out of the fence."""
     generator = torch.Generator().manual_seed(8)
     x = torch.randn(32, 256, generator=generator).to(dtype)
     weight = (1 + 0.2 * torch.randn(256, generator=generator)).to(dtype)
@@ -277,7 +278,8 @@ def test_grades(dtype: torch.dtype) -> None:
     assert judged(fused, reference, strict=True).grade == "A"
     assert judged(reference(), reference, strict=True).grade == "B"
     assert judged(reference(), reference).grade is None
-    assert judged((low * 1.01).to(dtype), reference, strict=True).grade == "C"
+    assert judged((low * 1.01).to(dtype), reference, strict=True).grade == ("C" if dtype == torch.bfloat16 else "D")
+    assert judged((low * 1.05).to(dtype), reference, strict=True).grade == "D"
 
 
 def test_shape_and_dtype_must_agree() -> None:

@@ -1,0 +1,126 @@
+"""What a reference loses as eager PyTorch in the dtype of its 16-bit inputs: every result is rounded to that.
+
+Upcasts (``.float()``, ``dtype=float32``) do not count, and sums stay in float32 inside of an operation. Softmax, norms
+and attention count as their formulas written out, so that it makes no difference whether the reference does that. Only
+digits are lost: a number that 16 bits cannot hold for its size keeps float32's range, since what overflows is no
+yardstick.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from pytest_fusion.case.containers import tensors_of
+from pytest_fusion.interpreter.bridge.aten import schema
+from pytest_fusion.interpreter.bridge.dispatch import OperatorMode
+from pytest_fusion.oracle.operator_plan import decompositions
+from pytest_fusion.oracle.outside import noting
+from pytest_fusion.oracle.rounding import GRIDS, D, significand
+from pytest_fusion.run.precision import full_precision
+
+# One sample is what rounding to nearest does. Of a few elements it may be exact by luck: others round at random.
+SAMPLES = 8
+FEW_ELEMENTS = 16
+_WIDE = frozenset({torch.float32, D})
+# Operations that count as their formula. Their row statistics (mean, sum) stay in float32, as in torch's own kernels.
+_FORMULAS = frozenset(
+    "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data silu silu_backward native_layer_norm "
+    "native_layer_norm_backward native_group_norm native_group_norm_backward native_batch_norm _fused_rms_norm "
+    "native_batch_norm_backward _fused_rms_norm_backward".split()
+)
+
+
+class Eager(OperatorMode):
+    """Rounds what operations make of 16-bit numbers, whatever the dtype that holds it.
+
+    A tensor has a dtype in eager PyTorch: its own, or the 16 bits of what it was computed from. One that was made from
+    no tensor at all (``zeros``, ``arange``) has none, and takes that of the numbers it meets.
+    """
+
+    def __init__(self, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self._generator = generator
+        # The shape of what is rounded within a formula.
+        self._whole: torch.Size | None = None
+        self._dtypes: dict[int, tuple[StorageWeakRef, torch.dtype | None]] = {}
+
+    def on_operator(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002
+        """The results of the operator, rounded in place."""
+        given = [t for t in tensors_of((args, kwargs)) if t.is_floating_point() or t.is_complex()]
+        dtype = self._promoted(given)
+        bits = GRIDS[dtype].bits if dtype in GRIDS and dtype not in _WIDE else 0
+        facts = schema(func)
+        body = decompositions().get(func) if bits and facts.name in _FORMULAS else None
+        if body is not None and self._whole is None:
+            self._whole = given[0].shape
+            try:
+                with self:
+                    out = body(*args, **kwargs)
+            finally:
+                self._whole = None
+        else:
+            out = func(*args, **kwargs)
+        statistics = body is not None and not facts.name.endswith(("backward", "backward_data"))
+        # Within a formula a conversion arrives as a view, which it need not be.
+        known = {_key(t) for t in given} if facts.view else ()
+        for place, result in enumerate(t for t in tensors_of(out) if t.dtype in _WIDE and _key(t) not in known):
+            self._note(result, dtype)
+            if bits and not (statistics and place) and self._whole in (None, result.shape):
+                self._round(result, bits)
+        return out
+
+    def _promoted(self, operands: Sequence[Tensor]) -> torch.dtype | None:
+        """The dtype that the operation would have; numbers (tensors without dims) give way to tensors."""
+        dtypes = [(t.dim() > 0, found) for t in operands if (found := self._of(t)) is not None]
+        strong = [dtype for large, dtype in dtypes if large] or [dtype for _, dtype in dtypes]
+        return functools.reduce(torch.promote_types, strong) if strong else None
+
+    def _of(self, tensor: Tensor) -> torch.dtype | None:
+        if tensor.itemsize == 1:
+            return None
+        if tensor.dtype not in _WIDE:
+            return tensor.dtype
+        found = self._dtypes.get(_key(tensor))
+        if found is not None:
+            return found[1]
+        return tensor.dtype if tensor.dim() else None
+
+    def _note(self, result: Tensor, dtype: torch.dtype | None) -> None:
+        # The reference to a storage keeps its address from being used again.
+        self._dtypes[_key(result)] = (StorageWeakRef(result.untyped_storage()), dtype)  # type: ignore[no-untyped-call]
+
+    def _round(self, result: Tensor, bits: int) -> None:
+        values = result.detach()
+        result.data.copy_(torch.where(values.isfinite(), significand(values, bits, self._generator), values))
+
+
+def _key(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def run_eager(call: Callable[[], Sequence[Tensor]], *, seed: int) -> list[Tensor]:
+    """The results of ``call`` in eager 16 bits, each (samples, *shape) and float64; ``call`` is made for each sample.
+
+    More samples than one only where a result has few elements. Raises what ``call`` raises.
+    """
+    found = [_once(call, None)]
+    if any(t.numel() < FEW_ELEMENTS for t in found[0]):
+        devices = {t.device for t in found[0]}
+        generator = torch.Generator(next(iter(devices))).manual_seed(seed >> 1)
+        found += [_once(call, generator) for _ in range(1, SAMPLES)]
+    return [torch.stack(list(samples)) for samples in zip(*found, strict=True)]
+
+
+def _once(call: Callable[[], Sequence[Tensor]], generator: torch.Generator | None) -> list[Tensor]:
+    mode = Eager(generator)
+    # Attention as torch's own formula has it, whose probabilities are rounded like any other result.
+    attention = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
+    with full_precision(), attention, noting([], mode), mode:
+        results = list(call())
+    return [t.detach().to(D, copy=True) if t.is_floating_point() else t.detach().clone() for t in results]

@@ -1,0 +1,71 @@
+"""The fence between less accurate and wrong: twice what eager PyTorch in the case's dtype loses.
+
+By row, not by element: one run of the reference in 16 bits is one sample, and FlashAttention's own tests compare the
+largest errors of whole tensors. A row's errors together (their root mean square) are held to the same, so that what no
+single element shows is wrong from there on, and by no other statistic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from pytest_fusion.oracle.lane_result import OutputLanes
+from pytest_fusion.oracle.rounding import D
+from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict
+from pytest_fusion.oracle.tolerance.spread import Spread, spread_of
+
+TIMES = 2.0
+# Shorter rows are compared as a whole tensor: a largest error of few is chance.
+_ROW = 16
+# What is exact, of another shape, or not finite where the reference is, has no fence.
+_NO_FENCE = frozenset({"exact", "shape", "nonfinite"})
+
+
+def fenced(
+    verdict: ValuesVerdict, candidate: Tensor, lanes: OutputLanes, eager: Callable[[], Tensor | None]
+) -> ValuesVerdict:
+    """A failed ``verdict`` with its grade: ``C`` inside of the fence, ``D`` outside.
+
+    ``eager`` gives results (samples, *shape) of the reference op by op in the case's 16-bit dtype, ``None`` where there
+    is none: in wider dtypes the reference and its lanes are that, which add up in any order.
+    """
+    if verdict.statistic in _NO_FENCE:
+        return verdict
+    spread = spread_of(lanes)
+    shape = tuple(candidate.shape)
+    columns = shape[-1] if shape and shape[-1] >= _ROW else candidate.numel()
+    error, lost, step = (
+        t.reshape(-1, columns)
+        for t in (_off(candidate.detach().to(D).reshape(-1), spread), _lost(spread, eager()), spread.step)
+    )
+    largest = TIMES * lost.amax(-1, keepdim=True) + step
+    together = TIMES * _rms(lost) + _rms(step)
+    beyond = ((error - largest).amax(-1) > 0) | (_rms(error) > together)
+    if not bool(beyond.any()):
+        return replace(verdict, grade="C")
+    row = int(beyond.to(torch.int8).argmax())
+    theirs = float(lost[row].max())
+    return replace(
+        verdict, reason=f"{verdict.reason}; eager PyTorch in this dtype is off by {theirs:.3g} there at most"
+    )
+
+
+def _off(values: Tensor, spread: Spread) -> Tensor:
+    """Absolute errors, zero where one side is not finite."""
+    return (values - spread.centre).abs().nan_to_num(0.0, 0.0, 0.0)
+
+
+def _lost(spread: Spread, eager: Tensor | None) -> Tensor:
+    """The largest error of each element (N) in the reference, its lanes and eager PyTorch."""
+    sources = [spread.native[None], spread.rounded]
+    if eager is not None:
+        sources.append(eager.to(spread.dtype).to(D).reshape(eager.shape[0], -1))
+    return torch.stack([_off(source, spread).amax(0) for source in sources]).amax(0)
+
+
+def _rms(rows: Tensor) -> Tensor:
+    return rows.square().mean(-1).sqrt()

@@ -1,0 +1,90 @@
+"""Grade C as a finding: `less-accurate`, a hazard of outputs and of gradients, that ends no case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from pytest_fusion.case.case_model import Case, TensorCase
+from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.spec.inputs import tensor
+
+T = torch.Tensor
+LOW = Case({"rows": 24, "hidden": 48}, "bfloat16", {"x": TensorCase("bfloat16"), "y": TensorCase("bfloat16")}, seed=3)
+INPUTS = {"x": tensor("rows hidden"), "y": tensor("rows hidden")}
+
+
+def swiglu(x: T, y: T) -> T:
+    return (F.silu(x.float()) * y.float()).to(x.dtype)
+
+
+def stored(x: T, y: T) -> T:
+    return F.silu(x.float()).to(x.dtype) * y
+
+
+def hazards(result: Any) -> list[Verdict]:
+    return [verdict for verdict in result.verdicts if verdict.status == "hazard"]
+
+
+def test_a_less_accurate_output_is_a_hazard(judge_one: Any) -> None:
+    """The case goes on, and says which output, by which code, and what was allowed."""
+    result = judge_one(stored, swiglu, INPUTS, case=LOW)
+    assert result.failure is None
+    (found,) = hazards(result)
+    assert (found.check, found.code, found.output) == ("values", "less-accurate", "out")
+    assert found.identity == "values:less-accurate:out"
+    assert found.evidence.grade == "C"
+    assert "is allowed" in found.reason
+    assert result.evidence is None
+
+
+def test_a_wrong_output_is_a_failure(judge_one: Any) -> None:
+    """A factor that is missing is beyond any rounding."""
+    failure = judge_one(
+        lambda x, y: (F.silu(x.float()) * 1.1 * y.float()).to(x.dtype), swiglu, INPUTS, case=LOW
+    ).failure
+    assert (failure.identity, failure.evidence.grade) == ("values:out:finite", "D")
+    assert "eager PyTorch in this dtype is off by" in failure.reason
+
+
+def test_an_honest_kernel_has_no_hazard(judge_one: Any) -> None:
+    """float32 inside and one rounding at the end is as good as the reference; so is eager PyTorch against itself."""
+    assert not hazards(judge_one(swiglu, swiglu, INPUTS, case=LOW))
+    assert not hazards(judge_one(stored, stored, INPUTS, case=LOW))
+
+
+class FromOutput(torch.autograd.Function):
+    """Softmax whose backward uses the probabilities that forward returned, in 16 bits; ``keep`` are other ones."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T, factor: float) -> T:
+        out = torch.softmax(x.float(), -1).to(x.dtype)
+        ctx.save_for_backward(out)
+        ctx.factor = factor
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *given: T) -> tuple[T, None]:
+        (p,), g = (t.float() for t in ctx.saved_tensors), given[0].float()
+        return ((g - (p * g).sum(-1, keepdim=True)) * p * ctx.factor).to(given[0].dtype), None
+
+
+def softmax(x: T) -> T:
+    return torch.softmax(x.float(), -1).to(x.dtype)
+
+
+def test_backward_from_a_stored_output_is_not_wrong(judge_one: Any) -> None:
+    """Forward had to return its probabilities in 16 bits: a gradient from these is a hazard at most."""
+    case = Case({"rows": 16, "hidden": 64}, "bfloat16", {"x": TensorCase("bfloat16")}, seed=5)
+    result = judge_one(lambda x: FromOutput.apply(x, 1.0), softmax, case=case, grad=True)
+    assert result.failure is None, result.failure.reason
+    assert {(found.check, found.output) for found in hazards(result)} <= {("gradients", "dx")}
+
+
+def test_a_gradient_with_a_wrong_factor_is_wrong(judge_one: Any) -> None:
+    """Ten per cent too much is beyond twice what eager PyTorch loses."""
+    case = Case({"rows": 16, "hidden": 64}, "bfloat16", {"x": TensorCase("bfloat16")}, seed=5)
+    failure = judge_one(lambda x: FromOutput.apply(x, 1.1), softmax, case=case, grad=True).failure
+    assert (failure.check, failure.identity) == ("gradients", "gradients:x:finite")

@@ -1,0 +1,183 @@
+"""Grade C: what is less accurate than the reference, and no worse than twice what eager PyTorch loses, is not wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pytest_fusion.oracle.tolerance import ValuesVerdict
+from tests.oracle.tolerance.judging import judged
+
+LOW = (torch.float16, torch.bfloat16)
+Natural = Callable[..., Tensor]
+
+
+def normal(*shape: int, seed: int = 1, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def graded(kernel: Natural, reference: Natural, *inputs: Tensor) -> ValuesVerdict:
+    """The verdict on ``kernel`` by a reference that computes in float32 and rounds once."""
+    dtype = inputs[0].dtype
+    return judged(kernel(*inputs).to(dtype), lambda: reference(*(t.float() for t in inputs)).to(dtype))
+
+
+def rms_norm(x: Tensor, w: Tensor, eps: float = 1e-6) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * w
+
+
+def cast_before_weight(x: Tensor, w: Tensor) -> Tensor:
+    return rms_norm(x.float(), torch.ones(())).to(x.dtype) * w
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
+
+
+def stored_half_way(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate.float()).to(up.dtype) * up
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1) @ v
+
+
+def scaled_before(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The scale is a factor of ``q``, rounded once; probabilities are stored in 16 bits."""
+    scores = (q.float() / math.sqrt(q.shape[-1])).to(q.dtype).float() @ k.float().mT
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    return weights.to(v.dtype).float() @ v.float() / weights.sum(-1, keepdim=True)
+
+
+def fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q[None], k[None], v[None])[0]
+
+
+def difference(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    return x @ w - y @ w
+
+
+def factor_rounded_once(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+    return (x.float() - y.float()).to(x.dtype).float() @ w.float()
+
+
+def recurrence(decay: Tensor, x: Tensor) -> Tensor:
+    state, found = torch.zeros_like(x[0]), []
+    for a, step in zip(torch.sigmoid(decay), x, strict=True):
+        state = a * state + step
+        found.append(state)
+    return torch.stack(found)
+
+
+def in_chunks(decay: Tensor, x: Tensor) -> Tensor:
+    """By products of decays within chunks of eight, and a state in 16 bits between them."""
+    found, state = [], torch.zeros_like(x[0])
+    for a, part in zip(torch.sigmoid(decay.float()).split(8), x.float().split(8), strict=True):
+        grown = a.cumprod(0)
+        inner = grown * ((part / grown).cumsum(0) + state.float())
+        state = inner[-1].to(x.dtype)
+        found.append(inner)
+    return torch.cat(found)
+
+
+HONEST: dict[str, tuple[Natural, Natural, tuple[tuple[int, ...], ...]]] = {
+    "a cast before the weight": (cast_before_weight, rms_norm, ((16, 256), (256,))),
+    "a product of a stored activation": (stored_half_way, swiglu, ((16, 64), (16, 64))),
+    "rotation in 16 bits": (rotated, rotated, ((16, 64), (16, 32), (16, 32))),
+    "scores scaled before": (scaled_before, attention, ((32, 64), (48, 64), (48, 64))),
+    "scores scaled before, fused": (scaled_before, fused_attention, ((32, 64), (48, 64), (48, 64))),
+    "a factor of terms that cancel": (factor_rounded_once, difference, ((16, 64), (16, 64), (64, 16))),
+    "a recurrence in chunks": (in_chunks, recurrence, ((32, 16), (32, 16))),
+}
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("name", HONEST)
+def test_an_intermediate_in_16_bits_is_not_wrong(name: str, dtype: torch.dtype) -> None:
+    """Kernels that round where eager PyTorch rounds are less accurate than a float32 reference, and no more."""
+    kernel, reference, shapes = HONEST[name]
+    inputs = [normal(*shape, seed=i, dtype=dtype) for i, shape in enumerate(shapes, 1)]
+    verdict = graded(kernel, reference, *inputs)
+    assert verdict.ok or verdict.grade == "C", verdict.reason
+
+
+@pytest.mark.parametrize("name", ["a cast before the weight", "a product of a stored activation"])
+def test_an_intermediate_in_16_bits_is_found(name: str) -> None:
+    """The same kernels are not as accurate as the float32 reference: that is the hazard."""
+    kernel, reference, shapes = HONEST[name]
+    verdict = graded(kernel, reference, *(normal(*shape, seed=i) for i, shape in enumerate(shapes, 1)))
+    assert (verdict.ok, verdict.grade) == (False, "C"), verdict.reason
+
+
+WRONG: dict[str, Natural] = {
+    "another eps": lambda x, w: rms_norm(x.float() * 1e-3, w.float(), 1e-5),
+    "a dropped tail": lambda x, w: torch.cat([rms_norm(x, w)[..., :-1], x[..., -1:] * 0], -1),
+    "a missing factor": lambda x, w: rms_norm(x, torch.ones_like(w)),
+    "one element": lambda x, w: rms_norm(x, w).index_fill(-1, torch.tensor([7]), 0.5),
+}
+
+
+@pytest.mark.parametrize("dtype", LOW)
+@pytest.mark.parametrize("name", WRONG)
+def test_planted_bugs_stay_wrong(name: str, dtype: torch.dtype) -> None:
+    """A wrong eps, a dropped element, a missing weight and one wrong element are no matter of precision."""
+    x, w = normal(16, 256, dtype=dtype), normal(256, seed=2, dtype=dtype)
+    reference = (lambda x, w: rms_norm(x * 1e-3, w)) if name == "another eps" else rms_norm
+    verdict = graded(WRONG[name], reference, x, w)
+    assert (verdict.ok, verdict.grade) == (False, "D"), verdict
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_a_sum_in_16_bits_is_found(dtype: torch.dtype) -> None:
+    """Over thousands of terms it loses several per cent, which no operation of eager PyTorch does."""
+    x = normal(8, 4096, dtype=dtype).abs()
+    total = torch.zeros(8, dtype=dtype)
+    for part in x.split(16, -1):
+        total = total + part.float().sum(-1).to(dtype)
+    verdict = judged(total, lambda: x.float().sum(-1).to(dtype))
+    assert not verdict.ok
+    if dtype == torch.bfloat16:
+        assert verdict.grade == "D", verdict.reason
+
+
+def test_exact_results_have_no_fence() -> None:
+    """A copy, a selection and integers are the reference's numbers or wrong, whatever eager PyTorch loses."""
+    x = normal(16, 64)
+    off = x.clone()
+    off[3, 5] *= 1 + 2.0**-7
+    for reference in (lambda: x.clone(), lambda: torch.where(x > 9, 0, x)):
+        assert judged(off, reference).grade == "D"
+    assert judged(x.argmax(-1) + 1, lambda: x.argmax(-1)).grade == "D"
+
+
+def test_in_float32_the_fence_is_twice_what_its_own_lanes_lose() -> None:
+    """A sum in another order passes; what is off by a few units in one element of a row is less accurate; 1 % wrong."""
+    x = normal(8, 512, dtype=torch.float32)
+    right = torch.softmax(x, -1)
+    assert judged(torch.softmax(x.flip(-1), -1).flip(-1), lambda: torch.softmax(x, -1)).ok
+    off = right.clone()
+    smallest = int(off[2].argmin())
+    off[2, smallest] *= 1 + 2.0**-14
+    verdict = judged(off, lambda: torch.softmax(x, -1))
+    assert (verdict.ok, verdict.grade) == (False, "C"), verdict
+    off[2, smallest] = off[2].max() * 0.01
+    assert judged(off, lambda: torch.softmax(x, -1)).grade == "D"
+
+
+def test_what_overflows_in_16_bits_is_no_yardstick() -> None:
+    """Squares of float16 overflow: a kernel whose norm is zero there is wrong, as eager PyTorch is."""
+    x = normal(16, 64, dtype=torch.float16) * 400
+    w = torch.ones(64, dtype=torch.float16)
+    assert not bool(rms_norm(x, w).any(-1).all())
+    assert graded(rms_norm, rms_norm, x, w).grade == "D"
+    assert graded(cast_before_weight, rms_norm, x, w).grade != "D"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
+from pytest_fusion.checks.verdict import Verdict, failed, hazard, passed, unknown
 from pytest_fusion.oracle.rounding import significand
 from pytest_fusion.run import pristine
 
@@ -74,26 +74,32 @@ class Vacuity:
     def conclude(self, judged: int, *, fixed: bool = False) -> Verdict:
         """The verdict over the whole run.
 
-        Under a ``fixed`` tolerance a result of the next lower precision must be refuted too. Under the automatic one it
-        passes only where the reference itself is that coarse inside, which is told and is no failure.
+        A ``fixed`` tolerance under which a result of the next lower precision passes is a hazard. Under the automatic
+        one it passes only where the reference itself is that coarse inside, which is noted.
         """
         if judged < ENOUGH_CASES:
             return unknown("vacuity", f"only {judged} case(s) were judged; {ENOUGH_CASES} are needed for a verdict")
-        for name, pending in sorted(self._open.items()):
-            tried = self._tried[name]
-            for kind in sorted(pending if fixed else pending - {_COARSE}):
-                if tried.get(kind, 0) >= ENOUGH_CASES:
-                    return failed(
-                        "vacuity",
-                        f"{_MEANING[kind]} would have passed as {name} in all {tried[kind]} cases that could show it, "
-                        "so this test proves nothing about it; widen values=, dims= or tighten the tolerance",
-                        identity=f"vacuity:{name}:{kind}",
-                        output=name,
-                        wrong=kind,
-                        cases=tried[kind],
-                    )
         if not self._open:
             return unknown("vacuity", "no case had an output tensor that is compared element by element")
-        names = sorted(self._open)
-        coarse = [name for name in names if _COARSE in self._open[name] and _COARSE in self._tried[name]]
-        return passed("vacuity", outputs=names, coarse=coarse)
+        passing = [
+            (kind == _COARSE, name, kind, cases)
+            for name, pending in self._open.items()
+            for kind in pending
+            if (cases := self._tried[name].get(kind, 0)) >= ENOUGH_CASES and (fixed or kind != _COARSE)
+        ]
+        if not passing:
+            coarse = [name for name, pending in sorted(self._open.items()) if _COARSE in pending & {*self._tried[name]}]
+            return passed("vacuity", outputs=sorted(self._open), coarse=coarse)
+        loose, name, kind, cases = min(passing)
+        would = f"{_MEANING[kind]} would have passed as {name} in all {cases} cases that could show it"
+        if loose:
+            reason = f"{would}; tighten rtol and atol, or leave tolerance= away, which needs no numbers"
+            return hazard("vacuity", "loose-tolerance", reason, output=name, wrong=kind, cases=cases)
+        return failed(
+            "vacuity",
+            f"{would}, so this test proves nothing about it; widen values=, dims= or tighten the tolerance",
+            identity=f"vacuity:{name}:{kind}",
+            output=name,
+            wrong=kind,
+            cases=cases,
+        )

@@ -46,11 +46,24 @@ def test_an_ordinary_test_passes(examine: Any) -> None:
     assert record.checks["vacuity"]["verdict"] == "pass"
 
 
-def test_a_fixed_tolerance_that_hides_half_the_digits_fails(examine: Any) -> None:
+def test_a_fixed_tolerance_that_hides_half_the_digits_is_a_hazard(examine: Any) -> None:
     """Under one per cent, the field's usual choice, a float32 kernel that computes in bfloat16 would pass."""
     inputs = {"x": tensor("rows hidden", values=values.normal())}
     record = examine(double, double, inputs, tolerance=Tolerance(rtol=1e-2, atol=1e-2), cases=15, dtypes=torch.float32)
-    assert (record.failed_check, record.checks["vacuity"]["wrong"]) == ("vacuity", "lower-precision")
+    assert (record.verdict, record.checks["vacuity"]["verdict"]) == ("pass", "hazard")
+    assert "an output rounded to the next lower precision would have passed" in record.checks["vacuity"]["reason"]
+
+
+def test_an_approximate_kernel_with_a_tolerance_of_its_own_is_not_vacuous() -> None:
+    """Zeros are refuted and lower precision is not: `loose-tolerance`, and too few cases conclude nothing."""
+    collector = Vacuity()
+    for case in range(ENOUGH_CASES):
+        right = torch.linspace(1, 2, 9) + case
+        collector.observe("out", right, lambda wrong, right=right: bool(((wrong - right).abs() < 0.1).all()))
+    verdict = collector.conclude(ENOUGH_CASES, fixed=True)
+    assert (verdict.status, verdict.code, verdict.output) == ("hazard", "loose-tolerance", "out")
+    assert collector.conclude(ENOUGH_CASES).status == "pass"
+    assert collector.conclude(ENOUGH_CASES - 1, fixed=True).status == "unknown"
 
 
 def test_a_fixed_tolerance_for_a_coarse_product_is_not_accused(examine: Any) -> None:

@@ -262,7 +262,7 @@ def test_double_precision_outputs() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_grades(dtype: torch.dtype) -> None:
-    """float32 inside with one rounding is A, rounding as the reference does B, worse than that C, and D out of the fence."""
+    """float32 inside with one rounding is A, rounding as the reference does B, worse C, and out of the fence D."""
     generator = torch.Generator().manual_seed(8)
     x = torch.randn(32, 256, generator=generator).to(dtype)
     weight = (1 + 0.2 * torch.randn(256, generator=generator)).to(dtype)

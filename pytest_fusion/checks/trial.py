@@ -40,9 +40,7 @@ from pytest_fusion.oracle.reference import (
     MOST_LANES,
     ReferenceFailed,
     ReferenceRun,
-    copies,
     run_reference,
-    takes,
 )
 from pytest_fusion.oracle.rounding import NARROW
 from pytest_fusion.oracle.tolerance import ValuesVerdict
@@ -308,18 +306,21 @@ class Trial:
     def eager(self, name: str) -> torch.Tensor | None:
         """What the reference comes to in eager 16 bits for one output; ``None`` where no input is of 16 bits."""
         if self._eager is None:
+            runs: list[ReferenceRun] = []
+
+            def once() -> list[torch.Tensor]:
+                context = self.context
+                read = reader(self.spec)
+                runs.append(run_reference(self.spec, self.logical, context.extra, read, lanes=0, seed=0))
+                return runs[-1].native
+
             with self.context.clock.phase("reference"):
                 seed = counter_random.mix(self.result.case.seed, "eager")
-                made: list[Outputs] = []
-                self._eager = values_check.eager_of(lambda: self._call(made), lambda: list(made[-1].tensors), seed)
+                self._eager = values_check.eager_of(once, lambda: self._names(runs[-1]), seed)
         return self._eager.get(name)
 
-    def _call(self, made: list[Outputs]) -> list[torch.Tensor]:
-        """The reference's results, whose names are added to what was ``made``."""
-        arguments = copies(self.logical)
-        result = self.spec.reference(**arguments, **takes(self.spec.reference, self.context.extra))
-        made.append(collect(result, arguments, self.spec.mutates))
-        return list(made[-1].tensors.values())
+    def _names(self, run: ReferenceRun) -> list[str]:
+        return list(collect(run.result, run.arguments, self.spec.mutates).tensors)
 
     def _priced(
         self, salt: str, count: int, kind: Literal["E", "F"], *, laid: Mapping[str, Any] | None = None
@@ -337,7 +338,7 @@ class Trial:
                 laid=laid,
                 numbers=self.reference.numbers,
             )
-        return dict(zip(collect(run.result, run.arguments, self.spec.mutates).tensors, run.lanes, strict=True))
+        return dict(zip(self._names(run), run.lanes, strict=True))
 
     def wrong(self, result: Any, placed: Placed) -> Verdict | None:
         """What is wrong with what another call returned; ``None`` where nothing is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ def judge_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> 
     if candidate.shape != native.shape:
         return mismatched_shape(candidate, native)
     if not total:
-        return ValuesVerdict(True, None, "max", 0.0, None, None, None, None, 0, 0, False, "no elements")
+        return ValuesVerdict(True, None, "max", 0.0, reason="no elements")
     got, want = candidate.detach().to(D).reshape(-1), native.detach().to(D).reshape(-1)
     finite = torch.isfinite(got) & torch.isfinite(want)
     same = finite | (got == want) | (torch.isnan(got) & torch.isnan(want))
@@ -38,20 +39,8 @@ def judge_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> 
             f"{int(wrong.sum())} of {total} elements are beyond rtol={rtol:g}, atol={atol:g}; worst at {list(index)}: "
             f"got {value:.9g}, expected {expected:.9g}"
         )
-    return ValuesVerdict(
-        ok,
-        None if ok else "D",
-        name,
-        ratio,
-        index,
-        value,
-        expected,
-        float(allowed[worst]),
-        int(wrong.sum()),
-        total,
-        False,
-        reason,
-    )
+    found = ValuesVerdict(ok, None if ok else "D", name, ratio, index, value, expected, float(allowed[worst]))
+    return replace(found, mismatched=int(wrong.sum()), total=total, reason=reason)
 
 
 @torch.no_grad()
@@ -75,6 +64,5 @@ def mismatched_shape(candidate: Tensor, native: Tensor) -> ValuesVerdict:
     reason = (
         f"got {tuple(candidate.shape)} {candidate.dtype}, the reference returns {tuple(native.shape)} {native.dtype}"
     )
-    return ValuesVerdict(
-        False, "D", "shape", math.inf, None, None, None, None, native.numel(), native.numel(), False, reason
-    )
+    count = native.numel()
+    return ValuesVerdict(False, "D", "shape", math.inf, mismatched=count, total=count, reason=reason)

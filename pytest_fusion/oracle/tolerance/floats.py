@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from pytest_fusion.oracle.lane_result import OutputLanes
-from pytest_fusion.oracle.rounding import U32, U64, D
+from pytest_fusion.oracle.rounding import D
 from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict, index_of
 from pytest_fusion.oracle.tolerance.spread import Deviation, Spread, allowed_classes, spread_of
-from pytest_fusion.oracle.tolerance.statistics import ENOUGH, Statistics, common_bias, repetition, statistics_of
+from pytest_fusion.oracle.tolerance.statistics import ENOUGH, statistics_of
 from pytest_fusion.run import pristine
 
 # Lanes are judged in groups of at most this many values at a time, which bounds the memory of a large output; in a CPU
@@ -25,19 +26,8 @@ WORDS = {
     "max": "single elements are further off than rounding explains",
     "rms": "the error over all elements is larger than rounding explains",
     "row": "one row is further off than rounding explains",
-    "col": "one column is further off than rounding explains",
     "moved": "more elements went to another neighbour than rounding the exact value explains",
-    "scale": "all elements are off by a common factor, as from a wrong eps, divisor or a dropped term",
 }
-
-
-@dataclass(slots=True)
-class Limits:
-    """What each statistic may be; ``centre`` is the mean common factor of the lanes."""
-
-    size: dict[str, float]
-    scale: float
-    centre: float
 
 
 def judge_floats(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = True) -> ValuesVerdict:
@@ -46,7 +36,6 @@ def judge_floats(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = Tru
     ``inclusive`` raises every limit to 1.1 times what the native reference itself scores, since a kernel no worse than
     the reference passes; it is off where float32-quality arithmetic is demanded (grade A).
     """
-    total = candidate.numel()
     shape = tuple(candidate.shape)
     got = candidate.detach().to(D).reshape(-1)
     if pristine.equal(got, lanes.oracle.reshape(-1)) and bool(torch.isfinite(got.sum())):
@@ -59,220 +48,162 @@ def judge_floats(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = Tru
     if spread.finite is not None or not bool(torch.isfinite(got.sum())):
         used = torch.isfinite(got) & torch.isfinite(spread.centre)
         if not bool(used.any()):
-            return ValuesVerdict(True, None, "max", 0.0, None, None, None, None, 0, total, False, "nothing is finite")
+            return ValuesVerdict(True, None, "max", 0.0, total=candidate.numel(), reason="nothing is finite")
     exact = spread.exact()
     if exact is not None and bool((wrong := exact & (got != spread.centre)).any()):
         return _inexact(got, spread, wrong, shape)
     deviation = spread.deviation()
     limits, native = _limits(spread, deviation, shape, inclusive)
-    if used is not None:
-        error = torch.where(used, got - spread.centre, 0.0)
-    else:
-        error = got - spread.centre
+    error = got - spread.centre if used is None else torch.where(used, got - spread.centre, 0.0)
     if inclusive:
         error = _excused(error, got, spread, deviation, limits, native)
     averaged = used
     if used is not None and isinstance(spread.count, Tensor):
         # Where no lane is finite there is no telling what averages honest kernels have; single elements are held.
         averaged = used & (spread.count > 0)
-    measured = statistics_of(
-        error[None],
-        deviation,
-        spread.centre,
-        spread.step,
-        shape,
-        None if averaged is None else averaged[None],
-        spread.dtype,
-    )
-    measured.max = (error / deviation.single).abs().amax(-1, True)
+    measured = statistics_of(error[None], deviation, spread, shape, averaged)
+    measured["max"] = (error / deviation.single).abs().amax(-1, True)
     return _verdict(measured, limits, error, got, spread, deviation, shape)
 
 
-def _nulls(spread: Spread, shape: tuple[int, ...]) -> Statistics:
+def _nulls(spread: Spread, shape: tuple[int, ...]) -> dict[str, Tensor]:
     """The statistics (K) of each lane, stored as a kernel would store it and judged by the other lanes."""
     most = CHUNK if spread.centre.is_cuda else min(CHUNK, CACHED)
     group = max(1, most // max(1, spread.centre.numel()))
-    parts: list[Statistics] = []
+    parts: list[dict[str, Tensor]] = []
     for start in range(0, spread.lanes, group):
         stop = min(start + group, spread.lanes)
         used = None if spread.finite is None else spread.finite[start:stop] & torch.isfinite(spread.centre)
         error = spread.rounded[start:stop] - spread.centre
-        if used is not None:
-            error = torch.where(used, error, 0.0)
-        deviation = spread.deviation_without(start, stop)
-        parts.append(statistics_of(error, deviation, spread.centre, spread.step, shape, used, spread.dtype))
-    if len(parts) == 1:
-        return parts[0]
-
-    def joined(name: str) -> Tensor:
-        return torch.cat([getattr(part, name) for part in parts])
-
-    first = parts[0]
-    return Statistics(
-        joined("max"),
-        joined("rms"),
-        None if first.row is None else joined("row"),
-        None if first.col is None else joined("col"),
-        joined("scale"),
-        joined("flip"),
-        None if first.moved is None else joined("moved"),
-    )
+        parts.append(statistics_of(error, spread.deviation_without(start, stop), spread, shape, used))
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _limits(
     spread: Spread, deviation: Deviation, shape: tuple[int, ...], inclusive: bool
-) -> tuple[Limits, Tensor | None]:
+) -> tuple[dict[str, float], Tensor | None]:
     """Limits from the lanes' own statistics, raised to the native reference's; and the native errors (N)."""
     null = _nulls(spread, shape)
     count = spread.centre.numel()
     columns = shape[-1] if shape else 1
     factor = {"max": (2.0, 0.0, 4.0), "rms": (1.2, 2 / math.sqrt(count), 0.0)}
     factor["row"] = (1.5, 2 / math.sqrt(max(columns, 1)), 0.0)
-    factor["col"] = (1.5, 2 / math.sqrt(max(count // max(columns, 1), 1)), 0.0)
     # The lanes cover what honest arithmetic does before the last rounding; 3 in 1000 elements are left to surprises.
     factor["moved"] = (2.0, 0.003 + 3 / count, 0.0)
-    size: dict[str, float] = {}
-    for name, values in null.named().items():
+    limits: dict[str, float] = {}
+    for name, values in null.items():
         if name == "rms" and count < ENOUGH:
             continue
         times, plus, floor = factor[name]
         worst, mean = float(values.max()), float(values.mean())
-        size[name] = max(times * worst + plus, mean + 5 * float(values.std()), floor)
-    centre = float(null.scale.mean())
-    unit = U64 if spread.dtype == D else U32
-    scatter = 6 * float(null.scale.std()) * math.sqrt(1 + 1 / spread.lanes)
-    limits = Limits(size, scatter + 12 * unit + 6 * float(null.flip.max()), centre)
+        limits[name] = max(times * worst + plus, mean + 5 * float(values.std()), floor)
     if not inclusive:
         return limits, None
     finite = torch.isfinite(spread.native) & torch.isfinite(spread.centre)
     native = torch.where(finite, spread.native - spread.centre, 0.0)
     # Where the reference itself goes astray (an overflow on the way), it is followed there and nowhere else.
-    astray = native.abs() > 3 * limits.size["max"] * deviation.single
-    own = statistics_of(
-        native[None], deviation, spread.centre, spread.step, shape, (finite & ~astray)[None], spread.dtype
-    )
-    for name, value in own.named().items():
-        if name in size:
-            size[name] = max(size[name], 1.1 * float(value))
-    limits.scale = max(limits.scale, 1.25 * abs(float(own.scale) - centre))
+    astray = native.abs() > 3 * limits["max"] * deviation.single
+    own = statistics_of(native[None], deviation, spread, shape, (finite & ~astray)[None])
+    for name, value in own.items():
+        if name in limits:
+            limits[name] = max(limits[name], 1.1 * float(value))
     return limits, native
 
 
 def _excused(
-    error: Tensor, got: Tensor, spread: Spread, deviation: Deviation, limits: Limits, native: Tensor | None
+    error: Tensor, got: Tensor, spread: Spread, deviation: Deviation, limits: dict[str, float], native: Tensor | None
 ) -> Tensor:
     """Errors with those elements set to zero where an astray reference is met to within its own rounding."""
     if native is None:
         return error
-    astray = native.abs() > limits.size["max"] * deviation.single
+    astray = native.abs() > limits["max"] * deviation.single
     if not bool(astray.any()):
         return error
     near = (got - spread.native).abs() <= 4 * deviation.single.minimum(spread.native.abs() * 2.0**-6 + spread.step)
     return torch.where(astray & near, 0.0, error)
 
 
-def _which(statistic: str, score: Tensor, shape: tuple[int, ...]) -> str:
-    """The index of the worst row or column, as text; the worst element may be in another one."""
-    if statistic not in ("row", "col"):
-        return ""
-    square = score.square().reshape(-1, shape[-1]).sum(-1 if statistic == "row" else 0)
-    worst = int(square.argmax())
-    return f" {list(index_of(worst, shape[:-1]))}" if statistic == "row" else f" {worst}"
-
-
 def _verdict(
-    measured: Statistics,
-    limits: Limits,
+    measured: dict[str, Tensor],
+    limits: dict[str, float],
     error: Tensor,
     got: Tensor,
     spread: Spread,
     deviation: Deviation,
     shape: tuple[int, ...],
 ) -> ValuesVerdict:
-    ratios = {name: float(value) / limits.size[name] for name, value in measured.named().items() if name in limits.size}
-    if got.numel() >= ENOUGH:
-        # Lanes may be off by a common factor themselves (roundings that all go one way); no error at all is as good.
-        scale, low, high = float(measured.scale), min(0.0, limits.centre), max(0.0, limits.centre)
-        beyond_all = max(low - scale, scale - high, 0.0)
-        ratios["scale"] = beyond_all / limits.scale
-        if ratios["scale"] > 1:
-            wider = limits.scale * repetition(spread.centre, deviation.mean)
-            ratios["scale"] = beyond_all / (wider + common_bias(spread.centre, deviation.mean, spread.step))
+    ratios = {name: float(value) / limits[name] for name, value in measured.items() if name in limits}
     # The first failing statistic in this order says most about where to look.
-    failing = [name for name in ("max", "row", "col", "rms", "moved", "scale") if ratios.get(name, 0.0) > 1]
+    failing = [name for name in ("max", "row", "rms", "moved") if ratios.get(name, 0.0) > 1]
     name = failing[0] if failing else max(ratios, key=ratios.__getitem__)
-    score = error.abs() / deviation.single
-    worst = int(score.argmax())
-    allowed = limits.size["max"] * deviation.single
-    beyond = int((error.abs() > allowed).sum())
-    ok = not failing
-    gross = ratios["max"] > GROSS
-    expected, value = float(spread.centre[worst]), float(got[worst])
-    index = index_of(worst, shape)
-    reason = "within rounding"
-    if not ok:
-        which = f"{name}{_which(name, error / deviation.mean, shape)}"
-        reason = (
-            f"{WORDS[name]}: {which} is {ratios[name]:.3g} times the allowed; worst element {list(index)} is "
-            f"{value:.9g}, exact {expected:.9g}, off by {float(error[worst].abs()):.3g} where "
-            f"{float(allowed[worst]):.3g} is allowed"
-        )
-    return ValuesVerdict(
-        ok,
-        None if ok else "D",
+    worst = int((error.abs() / deviation.single).argmax())
+    allowed = limits["max"] * deviation.single
+    at = _at(worst, got, spread.centre, shape)
+    found = ValuesVerdict(
+        True,
+        None,
         name,
         ratios[name],
-        index,
-        value,
-        expected,
-        float(allowed[worst]),
-        beyond,
-        got.numel(),
-        not ok and not gross,
-        reason,
+        **at,
+        allowed=float(allowed[worst]),
+        mismatched=int((error.abs() > allowed).sum()),
+        total=got.numel(),
+        reason="within rounding",
     )
+    if not failing:
+        return found
+    if name == "row":
+        row = int((error / deviation.mean).square().reshape(-1, shape[-1]).sum(-1).argmax())
+    which = f"row {list(index_of(row, shape[:-1]))}" if name == "row" else name
+    reason = (
+        f"{WORDS[name]}: {which} is {ratios[name]:.3g} times the allowed; worst element {list(at['index'])} is "
+        f"{at['got']:.9g}, exact {at['expected']:.9g}, off by {float(error[worst].abs()):.3g} where "
+        f"{float(allowed[worst]):.3g} is allowed"
+    )
+    return replace(found, ok=False, grade="D", statistical=ratios["max"] <= GROSS, reason=reason)
+
+
+def _at(worst: int, got: Tensor, expected: Tensor, shape: tuple[int, ...]) -> dict[str, Any]:
+    """The fields of a verdict that say which element it shows."""
+    return {"index": index_of(worst, shape), "got": float(got[worst]), "expected": float(expected[worst])}
 
 
 def _without_error(got: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:
     """The verdict on exact values, as of a copy or a ReLU: none of the allowed error is used."""
-    first, index = float(got[0]), (0,) * len(shape)
-    return ValuesVerdict(
-        True, None, "max", 0.0, index, first, first, None, 0, got.numel(), False, "no error: the exact values"
-    )
+    reason = "no error: the exact values"
+    return ValuesVerdict(True, None, "max", 0.0, **_at(0, got, got, shape), total=got.numel(), reason=reason)
 
 
 def _inexact(got: Tensor, spread: Spread, wrong: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:
     # Half of the distance to the next number is as good as nothing, and less than any other number is off.
     halves = torch.where(wrong, 2 * (got - spread.centre) / spread.step, 0.0).abs()
     worst = int(halves.argmax())
-    index, count = index_of(worst, shape), int(wrong.sum())
-    value, expected = float(got[worst]), float(spread.centre[worst])
+    at, count = _at(worst, got, spread.centre, shape), int(wrong.sum())
     reason = (
         f"{count} of {got.numel()} elements are other numbers than the reference's, which has no rounding "
-        f"here; worst element {list(index)} is {value:.9g}, exact {expected:.9g}"
+        f"here; worst element {list(at['index'])} is {at['got']:.9g}, exact {at['expected']:.9g}"
     )
     ratio, allowed = float(halves[worst]), float(spread.step[worst]) / 2
-    return ValuesVerdict(False, "D", "exact", ratio, index, value, expected, allowed, count, got.numel(), False, reason)
+    return ValuesVerdict(
+        False, "D", "exact", ratio, **at, allowed=allowed, mismatched=count, total=got.numel(), reason=reason
+    )
 
 
 def _nonfinite(got: Tensor, spread: Spread, fine: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:
     wrong = ~fine
-    first = int(wrong.to(torch.int8).argmax())
-    index = index_of(first, shape)
-    value, expected = float(got[first]), float(spread.native[first])
+    count = int(wrong.sum())
+    at = _at(int(wrong.to(torch.int8).argmax()), got, spread.native, shape)
     reason = (
-        f"{int(wrong.sum())} of {got.numel()} elements are finite where the reference is not or the other way round; "
-        f"first at {list(index)}: got {value:.9g}, the reference has {expected:.9g} and neither exact nor randomly "
-        "rounded arithmetic allows it"
+        f"{count} of {got.numel()} elements are finite where the reference is not or the other way round; "
+        f"first at {list(at['index'])}: got {at['got']:.9g}, the reference has {at['expected']:.9g} and "
+        "neither exact nor randomly rounded arithmetic allows it"
     )
     if bool(torch.isfinite(got[wrong]).all() and torch.isinf(spread.native[wrong]).any()):
         reason += (
             ". All of them are finite here: if the reference overflows on its way there (exp of a large number), it is "
             "the reference that needs a stable form, or values= a range that it can take"
         )
-    return ValuesVerdict(
-        False, "D", "nonfinite", math.inf, index, value, expected, None, int(wrong.sum()), got.numel(), False, reason
-    )
+    return ValuesVerdict(False, "D", "nonfinite", math.inf, **at, mismatched=count, total=got.numel(), reason=reason)
 
 
 def excess_floats(candidate: Tensor, lanes: OutputLanes) -> Tensor:
@@ -288,7 +219,7 @@ def excess_floats(candidate: Tensor, lanes: OutputLanes) -> Tensor:
     used = torch.isfinite(got) & torch.isfinite(spread.centre)
     error = torch.where(used, got - spread.centre, 0.0)
     error = _excused(error, got, spread, deviation, limits, native)
-    share = torch.where(error == 0, 0.0, error.abs() / (limits.size["max"] * deviation.single))
+    share = torch.where(error == 0, 0.0, error.abs() / (limits["max"] * deviation.single))
     if (exact := spread.exact()) is not None:
         wrong |= exact & (error != 0)
     return torch.where(wrong, math.inf, share).reshape(candidate.shape)

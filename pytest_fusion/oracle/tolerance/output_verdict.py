@@ -24,8 +24,8 @@ def index_of(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
 class ValuesVerdict:
     """The comparison of one candidate tensor with the lanes of its reference.
 
-    ``statistic`` is the one nearest to its limit: ``max`` (one element), ``rms`` (all), ``row`` or ``col`` (one
-    slice), ``moved`` (16-bit values at another neighbour), ``scale`` (a common factor), ``nonfinite`` (NaN or infinity
+    ``statistic`` is the one nearest to its limit: ``max`` (one element), ``rms`` (all), ``row``,
+    ``moved`` (16-bit values at another neighbour), ``nonfinite`` (NaN or infinity
     where no lane has any), ``code`` (fp8, integer or bool values), ``exact``, ``shape``. ``ratio`` is measured over
     allowed of that statistic, for passes too. ``index``, ``got``, ``expected`` and ``allowed`` (absolute) describe the
     worst element. ``mismatched`` of ``total`` elements are beyond what a single element may be off. ``statistical``
@@ -39,12 +39,12 @@ class ValuesVerdict:
     grade: Grade | None
     statistic: str
     ratio: float
-    index: tuple[int, ...] | None
-    got: float | None
-    expected: float | None
-    allowed: float | None
-    mismatched: int
-    total: int
-    statistical: bool
-    reason: str
+    index: tuple[int, ...] | None = None
+    got: float | None = None
+    expected: float | None = None
+    allowed: float | None = None
+    mismatched: int = 0
+    total: int = 0
+    statistical: bool = False
+    reason: str = ""
     by: OutputLanes | None = field(default=None, repr=False, compare=False)

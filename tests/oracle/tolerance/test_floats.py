@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -442,10 +440,7 @@ def test_a_merge_of_two_log_sum_exps_passes_beside_logaddexp() -> None:
     assert not judged(top + torch.log1p(torch.exp(low.bfloat16().float())), lambda: torch.logaddexp(a, b)).ok
 
 
-@pytest.mark.parametrize(
-    ("where", "told"), [((1, 5), r"row \[1, 5\] is"), ((slice(None), slice(None), 41), "col 41 is")]
-)
-def test_a_row_or_column_that_is_further_off_is_named(where: tuple[Any, ...], told: str) -> None:
+def test_a_row_that_is_further_off_is_named() -> None:
     """The worst single element need not lie in it."""
     x = torch.randn(4, 16, 64, generator=torch.Generator().manual_seed(3))
 
@@ -453,8 +448,8 @@ def test_a_row_or_column_that_is_further_off_is_named(where: tuple[Any, ...], to
         return (x * 1.7).softmax(-1)
 
     candidate = reference()
-    candidate[where] *= 1 + 17 * 2.0**-23
+    candidate[1, 5] *= 1 + 17 * 2.0**-23
     verdict = judged(candidate, reference)
 
-    assert verdict.statistic in ("row", "col")
-    assert re.search(told, verdict.reason)
+    assert verdict.statistic == "row"
+    assert "row [1, 5] is" in verdict.reason

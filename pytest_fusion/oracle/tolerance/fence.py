@@ -21,6 +21,7 @@ from pytest_fusion.oracle.tolerance.spread import Spread, spread_of
 TIMES = 2.0
 # Shorter rows are compared as a whole tensor: a largest error of few is chance.
 _ROW = 16
+_USUAL = 0.9
 # What is exact, of another shape, or not finite where the reference is, has no fence.
 _NO_FENCE = frozenset({"exact", "shape", "nonfinite"})
 
@@ -42,9 +43,11 @@ def fenced(
         t.reshape(-1, columns)
         for t in (_off(candidate.detach().to(D).reshape(-1), spread), _lost(spread, eager()), spread.step)
     )
-    largest = TIMES * lost.amax(-1, keepdim=True) + step
-    together = TIMES * _rms(lost) + _rms(step)
-    beyond = ((error - largest).amax(-1) > 0) | (_rms(error) > together)
+    rms, most = _rms(lost), lost.amax(-1)
+    # One sample of a row may have no element as far off as is usual beside its root mean square.
+    usual = (most / rms).nan_to_num(0.0).quantile(_USUAL) * rms
+    largest = TIMES * most.maximum(usual).unsqueeze(-1) + step
+    beyond = ((error - largest).amax(-1) > 0) | (_rms(error) > TIMES * rms + _rms(step))
     if not bool(beyond.any()):
         return replace(verdict, grade="C")
     row = int(beyond.to(torch.int8).argmax())

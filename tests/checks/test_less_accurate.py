@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -14,6 +15,7 @@ from pytest_fusion.spec.inputs import tensor
 T = torch.Tensor
 LOW = Case({"rows": 24, "hidden": 48}, "bfloat16", {"x": TensorCase("bfloat16"), "y": TensorCase("bfloat16")}, seed=3)
 INPUTS = {"x": tensor("rows hidden"), "y": tensor("rows hidden")}
+ALLOW = {"less-accurate": "rounds half way, as eager PyTorch does"}
 
 
 def swiglu(x: T, y: T) -> T:
@@ -88,3 +90,13 @@ def test_a_gradient_with_a_wrong_factor_is_wrong(judge_one: Any) -> None:
     case = Case({"rows": 16, "hidden": 64}, "bfloat16", {"x": TensorCase("bfloat16")}, seed=5)
     failure = judge_one(lambda x: FromOutput.apply(x, 1.1), softmax, case=case, grad=True).failure
     assert (failure.check, failure.identity) == ("gradients", "gradients:x:finite")
+
+
+@pytest.mark.slow
+def test_a_test_passes_with_the_hazard_among_its_findings(examine: Any) -> None:
+    """One of 16-bit cases alone; with ``strict`` it fails, and with ``allow`` it does not."""
+    for keywords, verdict in (({}, "pass"), ({"strict": True}, "fail"), ({"strict": True, "allow": ALLOW}, "pass")):
+        record = examine(stored, swiglu, INPUTS, dtypes="bfloat16", cases=8, **keywords)
+        assert record.verdict == verdict, record.message
+        (found,) = record.findings
+        assert (found["code"], found["level"], record.grade) == ("less-accurate", "hazard", "C")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,8 @@ class Measured:
     notes: list[str] = field(default_factory=list)
     # Entries whose result is wrong at their sizes, which have no row.
     wrong: list[str] = field(default_factory=list)
+    # Kernels that a compiler refuses for every target, or for one that the baseline was compiled for.
+    refused: list[str] = field(default_factory=list)
     limits: list[Limited] = field(default_factory=list)
     counters: list[Counters] = field(default_factory=list)
     # Every entry was measured, so that another row of the test is of a case that is gone.
@@ -141,7 +143,19 @@ def beside_baseline(
     ci = request.ci and request.update == "none"
     compared = [compare(row, stored, machine=machine, ci=ci, command=command) for row in found.rows]
     found.compared = judged(compared, family=request.family)
+    found.refused = _refused(found.resources, stored.rows.values() if stored is not None else ())
     return found
+
+
+def _refused(resources: Sequence[tuple[str, Resources]], before: Iterable[Row]) -> list[str]:
+    compiled = {(row.case, "/".join(fact.split("/")[:2])) for row in before for fact in row.facts}
+    somewhere = {(case, one.kernel) for case, one in resources if one.status != "refused"}
+    return [
+        f"{case}: {one}"
+        for case, one in resources
+        if one.status == "refused"
+        and ((case, one.kernel) not in somewhere or (case, f"{one.target}/{one.kernel}") in compiled)
+    ]
 
 
 def common(test: str, environment: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pytest_fusion.checks import compiles
 from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.evidence import DamagedMemory, ProcessEnd, Rejections, WrongAccess
@@ -17,7 +18,7 @@ _ACCESSES = frozenset({"use-after-free", "misaligned-access", "false-hint", "rac
 def _of_error(verdict: Verdict) -> str | None:
     seen = verdict.evidence
     ours = isinstance(seen, Rejections) and bool(seen.rejected) and all(map(_before_kernel, seen.rejected))
-    return None if ours else "raises"
+    return None if ours else verdict.cause or "raises"
 
 
 def _before_kernel(rejection: str) -> bool:
@@ -65,7 +66,7 @@ def _not_vacuous(context: Context, judged: int) -> Verdict:
     return context.progress.vacuity.conclude(judged, fixed=isinstance(context.spec.tolerance, Tolerance))
 
 
-ERROR = Check("error", cause=_of_error)
+ERROR = Check("error", conclude=compiles.conclude, cause=_of_error)
 CRASH = Check("crash", cause=_of_crash)
 STRUCTURE = Check("structure", cause=_of_structure)
 INPUTS = Check("inputs", cause=lambda _: "mutates-input")

@@ -11,6 +11,7 @@ CAUSES: dict[str, str] = {
     "hang": "the kernel did not return within its time limit; a loop's end condition is never met",
     "device-fault": "the kernel failed an assert or made an illegal access on the device",
     "raises": "the kernel raises on an input that its spec allows",
+    "does-not-compile": "Triton's compiler refuses the kernel, which the interpreter runs as Python",
     "zero-size": "a size of 0 is mishandled",
     "wrong-structure": "the result differs in shape, device, nesting or a plain value",
     "wrong-dtype": "the result has another dtype than the reference's",

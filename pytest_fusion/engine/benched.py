@@ -36,10 +36,12 @@ def with_bench(record: TestRecord, found: Measured, wanted: BenchRequest, name: 
     from pytest_fusion.bench.measured import failure_line
 
     record = replace(record, bench=found.as_json() if found.rows or found.notes else {})
-    if found.wrong:
-        listed = "\n".join(f"  {one}" for one in found.wrong)
-        message = f"{name}: bench failed: it is wrong at sizes of bench=, and is not measured there\n{listed}"
-        return replace(record, verdict="fail", failed_check="bench", cause=None, message=message)
+    if found.wrong or found.refused:
+        listed = "\n".join(f"  {one}" for one in found.wrong or found.refused)
+        why = "it is wrong at sizes of bench=, and is not measured there" if found.wrong else "it does not compile"
+        cause = None if found.wrong else "does-not-compile"
+        message = f"{name}: bench failed: {why}\n{listed}"
+        return replace(record, verdict="fail", failed_check="bench", cause=cause, message=message)
     # A new baseline accepts what regressed; it is no answer to a limit.
     accepted = wanted.update in ("regressed", "all")
     failures = [one for one in found.failures if not accepted or one in found.limits]

@@ -47,7 +47,8 @@ def config(
     """
     m = triton.next_power_of_2(rows)
     if interpreted:
-        k = group if kind == "int4" else 16 if depth <= 128 else 128
+        # A product of float8 takes at least 32 at a time.
+        k = group if kind == "int4" else 128 if depth > 128 else 32 if kind == "fp8" else 16
         return Tile(32, min(max(8, m), 32), k, warps=4, stages=1, splits=max(1, min(3, triton.cdiv(depth, k))))
     if rows > FEW:
         return {
@@ -76,5 +77,5 @@ def config(
 def config_float8(rows: int, depth: int, *, interpreted: bool = INTERPRETED) -> MatmulTile | None:
     """The tile for many rows in float8 by descriptors, ``None`` for few."""
     if interpreted:
-        return MatmulTile(32, 32, 16 if depth <= 128 else 128, warps=4, stages=1, parts=2, resident=1)
+        return MatmulTile(32, 32, 32 if depth <= 128 else 128, warps=4, stages=1, parts=2, resident=1)
     return MatmulTile(128, 128, 128, warps=4, stages=3, group=16, parts=2, resident=2) if rows > FEW else None

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from pytest_fusion.interpreter.scoped import holding
 from pytest_fusion.run.autotuned import causes
@@ -23,10 +23,13 @@ from pytest_fusion.run.measure.resources.specialiser import Live, read_globals
 from pytest_fusion.run.measure.resources.targets import Resources, Target, excess, occupancy
 from pytest_fusion.spec.wording import first_line
 
+T = TypeVar("T")
+
 _MICRO = 1e-6
 _DELIBERATE = "not for this target"
 # Triton's words for a type or an option of newer hardware: kernels are written for some targets, not for all.
 _LACKS = re.compile(r"not supported (?:in|on) this architecture|requires NVIDIA SM|requires compute capability")
+_ASSERTION = re.compile(r"^AssertionError\((['\"])(.*)\1\)$")
 
 
 def compiled(noted: Noted, target: Target) -> Resources:
@@ -54,24 +57,32 @@ def compiled(noted: Noted, target: Target) -> Resources:
 
 
 def _compiled(specialisation: Specialisation, live: Live | None, target: Target) -> Resources:
-    def failed(status: Any, reason: str, line: int = 0, file: str = "", note: str = "") -> Resources:
-        return Resources(
-            specialisation.kernel,
-            target.name,
-            status,
-            reason,
-            file=file or specialisation.place.file,
-            line=line,
-            constants=specialisation.constants,
-            note=note,
-        )
-
     try:
         live = live or _imported(specialisation)
     except NotFoundError as error:
-        return failed("unknown", str(error))
+        result: Any = Resources(
+            specialisation.kernel, target.name, "unknown", str(error), file=specialisation.place.file
+        )
+    else:
+        result = tried(live, target, run_compiler)
+    if isinstance(result, Resources):
+        advice = f"; if the kernel is not meant for {target.name}, leave that target out"
+        reason = (
+            f"Triton's compiler rejects it: {result.reason}{advice}" if result.status == "refused" else result.reason
+        )
+        return replace(result, reason=reason, constants=specialisation.constants)
+    return _measured(specialisation, target, *result)
+
+
+def tried(live: Live, target: Target, attempt: Callable[[Live], T]) -> T | Resources:
+    """What ``attempt`` returns, or why the compiler gave nothing: it refuses the kernel, or cannot run here."""
+    file, line = _defined(live.kernel)
+
+    def failed(status: Any, reason: str, note: str = "") -> Resources:
+        return Resources(str(live.kernel.__name__), target.name, status, reason, file=file, line=line, note=note)
+
     try:
-        result, seconds = run_compiler(live)
+        return attempt(live)
     except MemoryError:
         return failed("unknown", "the compiler ran out of memory")
     except Exception as error:  # noqa: BLE001 - whatever the compiler raises is its verdict on the kernel
@@ -80,13 +91,11 @@ def _compiled(specialisation: Specialisation, live: Live | None, target: Target)
             return failed("unknown", reason, note=_DELIBERATE)
         if _LACKS.search(_message(error)):
             return failed("unknown", f"{target.name} lacks what the kernel uses: {_message(error)}", note=_DELIBERATE)
-        broken = _toolchain_fails(error)
+        broken = _toolchain_fails(error, attempt)
         if broken:
             return failed("unknown", f"Triton here compiles nothing for {target.name}: {broken}")
         file, line = _where(error, live.kernel)
-        advice = f"if the kernel is not meant for {target.name}, leave that target out"
-        return failed("refused", f"Triton's compiler rejects it: {_message(error)}; {advice}", line, file)
-    return _measured(specialisation, target, result, seconds)
+        return failed("refused", _message(error))
 
 
 def _kernel(specialisation: Specialisation) -> Any:
@@ -117,16 +126,18 @@ def _imported(specialisation: Specialisation) -> Live:
     return Live(kernel, bound, specialised, options)
 
 
-def run_compiler(live: Live) -> tuple[Any, float | None]:
+def run_compiler(live: Live, *, front_end: bool = False) -> tuple[Any, float | None]:
     """The compiled kernel for the modelled device, and the seconds it took; ``None`` where it was in the cache.
 
-    Raises what Triton raises.
+    With ``front_end`` no further than to Triton's own IR, and there is no kernel. Raises what Triton raises.
     """
     kernel = live.kernel
     memory, keys, target, backend, _ = kernel.create_binder()
     answer = live.bound, live.specialised
     kernel.device_caches[0] = (memory, keys, target, backend, lambda *_, **__: (*answer, dict(live.options)))
     kernel.pre_run_hooks = []
+    if front_end:
+        kernel.compile = _to_ir
     seconds: list[float] = []
 
     def listen(*, times: Any, cache_hit: bool, **_: Any) -> None:
@@ -138,6 +149,17 @@ def run_compiler(live: Live) -> tuple[Any, float | None]:
     with holding(knobs.compilation, listener=listen):
         result = kernel.run(grid=None, warmup=True, **live.options)
     return result, seconds[0] if seconds else None
+
+
+def _to_ir(source: Any, *, target: Any, options: dict[str, Any]) -> None:
+    from triton._C.libtriton import ir
+    from triton.compiler.compiler import make_backend
+
+    backend = make_backend(target)
+    given, context = backend.parse_options(options), ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    source.make_ir(target, given, backend.get_codegen_implementation(given), backend.get_module_map(), context)
 
 
 def _measured(specialisation: Specialisation, target: Target, result: Any, seconds: float | None) -> Resources:
@@ -187,30 +209,32 @@ def _message(error: BaseException) -> str:
         message = str(text) if text else message
     if not message:
         message = "; ".join(line.strip() for line in str(error).strip().splitlines()[:3])
-    return (message.strip().replace("\n", " ") or type(error).__name__)[:400]
+    # The compiler's own assertions arrive as their ``repr``.
+    message = _ASSERTION.sub(r"\2", message.strip().replace("\n", " "))
+    return (message or type(error).__name__)[:400]
+
+
+def _defined(kernel: Any) -> tuple[str, int]:
+    """File and line of a kernel."""
+    code = unwrapped(kernel).__code__
+    return code.co_filename, code.co_firstlineno
 
 
 def _where(error: BaseException, kernel: Any) -> tuple[str, int]:
     """File and line that the innermost compilation error points at; the kernel's own where it points nowhere."""
-    function = unwrapped(kernel)
-    place = function.__code__.co_filename, function.__code__.co_firstlineno
+    place = _defined(kernel)
     for cause in causes(error):
         node, source = getattr(cause, "node", None), getattr(cause, "src", None)
         owner = _owner(source, kernel) if source else None
         if owner is not None and hasattr(node, "lineno"):
-            place = unwrapped(owner).__code__.co_filename, _first_line(owner) + int(node.lineno) - 1  # type: ignore[union-attr]
+            place = _defined(owner)[0], _first_line(owner) + int(node.lineno) - 1  # type: ignore[union-attr]
     return place
 
 
 def _owner(source: str, kernel: Any) -> Any:
     """The kernel or the function called by it whose source Triton compiled."""
-    if kernel.src == source:
-        return kernel
-    for module in tuple(sys.modules.values()):
-        for value in tuple(getattr(module, "__dict__", {}).values()):
-            if type(value).__name__ == "JITFunction" and getattr(value, "src", None) == source:
-                return value
-    return None
+    registered = getattr(sys.modules.get("triton.runtime.jit"), "_triton_jit_function_registry", {})
+    return next((known for known in (kernel, *registered.values()) if known.src == source), None)
 
 
 def _first_line(kernel: Any) -> int:
@@ -221,7 +245,7 @@ def _first_line(kernel: Any) -> int:
     return int(kernel.starting_line_number)
 
 
-def _toolchain_fails(error: BaseException) -> str:
+def _toolchain_fails(error: BaseException, attempt: Callable[[Live], object]) -> str:
     """The error of a kernel that does nothing, where an error may be the toolchain's fault; empty if it compiles."""
     if _caused_by(error, "CompilationError"):
         return ""
@@ -232,7 +256,7 @@ def _toolchain_fails(error: BaseException) -> str:
         pass
 
     try:
-        run_compiler(Live(nothing, {"pointer": None}, [("*fp32", "D")], {}))
+        attempt(Live(nothing, {"pointer": None}, [("*fp32", "D")], {}))
     except Exception as again:  # noqa: BLE001 - any failure says the same
         return first_line(again) or type(again).__name__
     return ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -32,16 +32,28 @@ def _backend() -> Any:
 def _binder(kernel: Any) -> Any:
     from triton.runtime import jit
 
-    signature = inspect.signature(kernel.fn)
+    return jit.create_function_from_signature(inspect.signature(kernel.fn), _parameters(kernel), _backend())
+
+
+def _parameters(kernel: Any) -> list[Any]:
+    from triton.runtime import jit
+
     parameters = getattr(kernel, "params", None)
-    if parameters is None:  # an interpreted kernel keeps what it was decorated with and nothing else
-        never = kernel.kwargs.get("do_not_specialize") or ()
-        unaligned = kernel.kwargs.get("do_not_specialize_on_alignment") or ()
-        parameters = [
-            jit.KernelParam(i, parameter, i in never or name in never, i in unaligned or name in unaligned)
-            for i, (name, parameter) in enumerate(signature.parameters.items())
-        ]
-    return jit.create_function_from_signature(signature, parameters, _backend())
+    if parameters is not None:
+        return list(parameters)
+    # An interpreted kernel keeps what it was decorated with and nothing else.
+    never = kernel.kwargs.get("do_not_specialize") or ()
+    unaligned = kernel.kwargs.get("do_not_specialize_on_alignment") or ()
+    return [
+        jit.KernelParam(i, parameter, i in never or name in never, i in unaligned or name in unaligned)
+        for i, (name, parameter) in enumerate(inspect.signature(kernel.fn).parameters.items())
+    ]
+
+
+@cache
+def constants_of(kernel: Any) -> frozenset[str]:
+    """The names of a kernel's compile-time parameters."""
+    return frozenset(parameter.name for parameter in _parameters(kernel) if parameter.is_constexpr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +79,12 @@ def bind(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Live:
     if getattr(kernel, "debug", None) or getattr(kernel, "kwargs", {}).get("debug"):
         given.setdefault("debug", True)
     return Live(kernel, dict(bound), list(specialised), given)
+
+
+def without_values(live: Live) -> Live:
+    """The launch without what is no constant: it takes no tensor's memory."""
+    values = zip(live.bound.items(), live.specialised, strict=True)
+    return replace(live, bound={name: _constants(kind[0], value) for (name, value), kind in values})
 
 
 def specialise(live: Live, *, strict: bool = True) -> Specialisation:

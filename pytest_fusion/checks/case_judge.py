@@ -9,7 +9,7 @@ from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import large_offsets
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
-from pytest_fusion.checks import compiles, deterministic, memory, multiprocessors
+from pytest_fusion.checks import deterministic, memory, multiprocessors
 from pytest_fusion.checks.configs import configs
 from pytest_fusion.checks.context import (
     CaseResult,
@@ -24,6 +24,7 @@ from pytest_fusion.checks.context import (
     unasked,
 )
 from pytest_fusion.checks.gradients import gradients
+from pytest_fusion.checks.kernels import compiles, tf32
 from pytest_fusion.checks.randomness.masks import LookFailed, drawn, seeded
 from pytest_fusion.checks.registry import checks
 from pytest_fusion.checks.rejections import DRY_RUN, IMPOSSIBLE, NO_ROOM_TO_JUDGE, TOO_EXPENSIVE
@@ -128,7 +129,8 @@ def _unless_tuning(context: Context, result: CaseResult) -> CaseResult:
 
 def _judge(context: Context, case: Case, *, again: bool) -> CaseResult:
     result = CaseResult(case, known=context.focus.known)
-    with noted(result.tuned), compiles.seen(context), multiprocessors.described(case), launch_replay.allowed():
+    watching = compiles.seen(context), tf32.noted(context, result)
+    with noted(result.tuned), watching[0], watching[1], multiprocessors.described(case), launch_replay.allowed():
         return _judge_noting(context, case, result, again=again)
 
 

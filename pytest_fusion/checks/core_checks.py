@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pytest_fusion.checks import compiles
 from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.evidence import DamagedMemory, ProcessEnd, Rejections, WrongAccess
+from pytest_fusion.checks.kernels import compiles
 from pytest_fusion.checks.rejections import IMPOSSIBLE
 from pytest_fusion.checks.repeat import repetition
 from pytest_fusion.checks.verdict import Verdict

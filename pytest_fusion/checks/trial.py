@@ -28,6 +28,7 @@ from pytest_fusion.checks.context import (
     rejection,
     tensors_of,
 )
+from pytest_fusion.checks.kernels import tf32
 from pytest_fusion.checks.outputs import IN_PLACE, Outputs, collect, varies
 from pytest_fusion.checks.randomness.masks import Draws, drawn_alike
 from pytest_fusion.checks.repeat import repeat
@@ -42,7 +43,7 @@ from pytest_fusion.oracle.reference import (
     ReferenceRun,
     run_reference,
 )
-from pytest_fusion.oracle.rounding import NARROW
+from pytest_fusion.oracle.rounding import NARROW, factors_in_tf32
 from pytest_fusion.oracle.tolerance import ValuesVerdict
 from pytest_fusion.run.fused import Outcome, run_fused
 from pytest_fusion.run.memory import FILLS
@@ -83,7 +84,7 @@ class Trial:
         self.sampled = self.set_apart()
         # Whether the reference may round to 16 bits on its way.
         self.narrow = any(t.dtype in NARROW for t in tensors_of(logical).values())
-        self._lanes: dict[tuple[int, str], dict[str, OutputLanes]] = {}
+        self._lanes: dict[tuple[int, str, bool], dict[str, OutputLanes]] = {}
         self._laid: dict[str, OutputLanes] | None = None
         self._eager: dict[str, torch.Tensor] | None = None
 
@@ -282,7 +283,7 @@ class Trial:
 
     def fresh_lanes(self, name: str, count: int, kind: Literal["E", "F"]) -> OutputLanes:
         """Lanes of one output from another run of the reference, which serves all outputs."""
-        key = (count, kind)
+        key = (count, kind, factors_in_tf32())
         if key not in self._lanes:
             self._lanes[key] = self._priced("fresh lanes", count, kind)
         return self._lanes[key][name]
@@ -370,17 +371,23 @@ class Trial:
         lanes = self.reference.lanes
         name, native = self.order[index], self.reference.native[index]
         many = MANY_LANES if native.numel() >= _FEW_ELEMENTS else MOST_LANES
-        return values_check.judge_one(
-            candidate,
-            native,
-            lanes[index] if lanes else None,
-            lambda: self.fresh_lanes(name, many, "E"),
-            self.spec.tolerance,
-            (lambda: self.fresh_lanes(name, FEW_LANES, "F")) if grade else None,
-            (lambda: self.fresh_lanes(name, many, "F")) if self.narrow else None,
-            (lambda: self.laid_lanes(name, many)) if laid else None,
-            (lambda: self.eager(name)) if laid and self.narrow else (lambda: None),
-        )
+
+        def judge() -> ValuesVerdict:
+            coarse = factors_in_tf32()
+            few = self.fresh_lanes(name, FEW_LANES, "E") if coarse and lanes else lanes[index] if lanes else None
+            return values_check.judge_one(
+                candidate,
+                native,
+                few,
+                lambda: self.fresh_lanes(name, many, "E"),
+                self.spec.tolerance,
+                (lambda: self.fresh_lanes(name, FEW_LANES, "F")) if grade else None,
+                (lambda: self.fresh_lanes(name, many, "F")) if self.narrow else None,
+                (lambda: self.laid_lanes(name, many)) if laid and not coarse else None,
+                (lambda: self.eager(name)) if laid and self.narrow else (lambda: None),
+            )
+
+        return tf32.judged(self.context, native, judge)
 
     def keep(self, got: Outputs, verdicts: Mapping[str, ValuesVerdict]) -> None:
         """Remember the output that the verdict is about, for the picture of its errors: of a hazard only where that

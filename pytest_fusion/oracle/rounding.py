@@ -5,17 +5,21 @@ from __future__ import annotations
 import functools
 import math
 import random
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
+from pytest_fusion.interpreter.scoped import holding
 from pytest_fusion.oracle.lane_result import Kind
 
 D = torch.float64
 NARROW = frozenset({torch.float16, torch.bfloat16})
 U32 = 2.0**-24
 U64 = 2.0**-53
+_TF32_BITS = 11
 
 # A pool this long is drawn once per process and device; every request takes a window at a random offset. Drawing
 # 57 000 numbers takes 0.3 ms on one CPU thread and a window nothing, so that small cases cost their arithmetic only.
@@ -97,6 +101,19 @@ def _pool(what: str, drop: int, device: str) -> Tensor:
     return _numbers(what, drop, (POOL,), torch.Generator(device=device).manual_seed(0x5EED + drop))
 
 
+_products = SimpleNamespace(tf32=False)
+
+
+def tf32_factors() -> AbstractContextManager[None]:
+    """Runs begun in this block round the factors of products to TF32, as `tl.dot` does by default."""
+    return holding(_products, tf32=True)
+
+
+def factors_in_tf32() -> bool:
+    """Whether this is such a block."""
+    return bool(_products.tf32)
+
+
 class Noise:
     """The random roundings of one shadow run: lane 0 is the oracle and stays exact, lanes 1..K are perturbed.
 
@@ -106,6 +123,7 @@ class Noise:
     def __init__(self, lanes: int, kind: Kind, seed: int, numbers: frozenset[float] = frozenset()) -> None:
         self.lanes = lanes
         self.kind = kind
+        self.tf32 = _products.tf32
         self._random = random.Random(seed)
         self._generators: dict[str, torch.Generator] = {}
         self.numbers = set(numbers)
@@ -221,6 +239,15 @@ class Noise:
             # scores of attention), nothing else says how an honest kernel rounds that gets through in float32.
             over &= self.other_half(source)[1:]
             lanes.copy_(torch.where(over, torch.copysign(torch.full_like(lanes, math.inf), lanes), lanes))
+        return out
+
+    def in_tf32(self, value: Tensor) -> Tensor:
+        """A factor as tensor cores take it, with 11 significant bits: cut off in half of the lanes, where hardware
+        takes float32 as it is, and rounded at random in the others."""
+        out, drop = self.spread(value), GRIDS[D].bits - _TF32_BITS
+        bits = out[1:].view(torch.int64)
+        noise = self._draw("bits", tuple(bits.shape), value.device, drop)
+        bits.add_(torch.where(self._numbers(value) % 2 == 0, 0, noise)).bitwise_and_(-(1 << drop))
         return out
 
     def other_half(self, source: Tensor) -> Tensor:

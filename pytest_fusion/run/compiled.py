@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from pytest_fusion.interpreter.launch import Launch, goes_far
+from pytest_fusion.interpreter.memory.memory_findings import Site
 from pytest_fusion.interpreter.scoped import holding, replaced
 
+# By hash of the compiled kernel.
+_products: dict[str, list[Site]] = {}
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.MULTILINE)
+# Ampere and Hopper name the type of each factor, Blackwell the kind of the product.
+_LOCATION_OR_PRODUCT = re.compile(r"^\s*\.loc\s+(\d+\s+\d+)|mma\S*[.:](tf32)\b", re.MULTILINE)
 _KERNEL = ("triton.runtime.jit", "JITFunction")
 
 
@@ -42,6 +49,39 @@ def observe_compiled(callback: Callable[[Launch], None], *, launch: bool = True)
 
     with replaced(*_KERNEL, "run", run):
         yield
+
+
+@contextmanager
+def tf32_products(into: dict[Site, None]) -> Iterator[None]:
+    """Note the lines of products in TF32 in compiled kernels that are launched; nothing where Triton was not imported.
+
+    Touches ``asm`` and ``hash`` of what ``JITFunction.run`` returns.
+    """
+
+    def run(upstream: Callable[..., Any], kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = upstream(kernel, *args, **kwargs)
+        known = str(getattr(result, "hash", ""))
+        if known and known not in _products:
+            _products[known] = products_in(str(result.asm.get("ptx", "")), str(kernel.fn.__name__))
+        into.update(dict.fromkeys(_products.get(known, ())))
+        return result
+
+    with replaced(*_KERNEL, "run", run):
+        yield
+
+
+def products_in(ptx: str, kernel: str) -> list[Site]:
+    """The lines of the source whose products the machine code takes in TF32."""
+    files = dict(_FILE.findall(ptx))
+    found: dict[Site, None] = {}
+    at = Site(kernel, "", 0)
+    for location, product in _LOCATION_OR_PRODUCT.findall(ptx):
+        if product:
+            found[at] = None
+        else:
+            number, line = location.split()[:2]
+            at = Site(kernel, files.get(number, ""), int(line))
+    return list(found)
 
 
 @contextmanager

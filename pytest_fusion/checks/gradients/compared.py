@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
+
+import torch
 
 from pytest_fusion.checks import values_check
 from pytest_fusion.checks.evidence import WrongGradient
 from pytest_fusion.checks.gradients import blame
 from pytest_fusion.checks.gradients.backward import NAME, Attempt, Backward
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
+from pytest_fusion.checks.kernels import tf32
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.reference import FEW_LANES, MANY_LANES, ReferenceFailed
+from pytest_fusion.oracle.rounding import factors_in_tf32
+from pytest_fusion.oracle.tolerance import ValuesVerdict
 
 
 def compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[str, OutputLanes]) -> Iterator[Verdict]:
@@ -44,15 +50,8 @@ def compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[s
             yield wrong(f"the gradient of {name} is {ours}, the reference's {theirs}", f"structure:{name}")
             continue
         with trial.context.clock.phase("judge"):
-            judged = values_check.judge_one(
-                got.detach(),
-                native,
-                few[name],
-                lambda name=name: upstream.lanes(MANY_LANES)[name],  # type: ignore[misc]
-                trial.spec.tolerance,
-                wide=(lambda name=name: upstream.lanes(MANY_LANES, "F")[name]) if trial.narrow else None,  # type: ignore[misc]
-                eager=(lambda name=name: upstream.eager(name)) if trial.narrow else (lambda: None),  # type: ignore[misc]
-            )
+            judge = partial(_judged, trial, upstream, name, got.detach(), few[name])
+            judged = tf32.judged(trial.context, native, judge)
         if judged.ok:
             continue
         evidence = WrongGradient(
@@ -71,6 +70,18 @@ def compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[s
         if found.failed or found.identity == trial.context.focus.sought:
             trial.result.evidence = (output, got.detach(), judged.by or native)
         yield found
+
+
+def _judged(trial: Trial, upstream: Upstream, name: str, got: torch.Tensor, few: OutputLanes) -> ValuesVerdict:
+    return values_check.judge_one(
+        got,
+        upstream.native[name],
+        upstream.lanes(FEW_LANES)[name] if factors_in_tf32() else few,
+        lambda: upstream.lanes(MANY_LANES)[name],
+        trial.spec.tolerance,
+        wide=(lambda: upstream.lanes(MANY_LANES, "F")[name]) if trial.narrow else None,
+        eager=(lambda: upstream.eager(name)) if trial.narrow else (lambda: None),
+    )
 
 
 def judging(trial: Trial) -> blame.Right:

@@ -14,7 +14,7 @@ import numpy as np
 from pytest_fusion.errors import NotModelledError
 from pytest_fusion.interpreter.bridge.builder_memory import patch_memory
 from pytest_fusion.interpreter.bridge.builder_shapes import create, patch_shapes
-from pytest_fusion.interpreter.bridge.lane_state import note
+from pytest_fusion.interpreter.bridge.lane_state import note, product_rounded
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, numpy_dtype
 from pytest_fusion.interpreter.compute import arith, libdevice
 from pytest_fusion.interpreter.compute.casts import convert, scaled_operand
@@ -217,6 +217,8 @@ def _patch_compound(builder: Any, handle: Any, ir: Any) -> None:
         if a.data.dtype == np.float32 and bits is not None:
             how = f"tl.dot of float32 with {precision.name.lower()} inputs was computed in full float32"
             note(f"{how}: the GPU keeps {bits} mantissa bits")
+            if precision.name == "TF32":
+                product_rounded(memory_findings.site(), loses=lambda: _beyond_tf32(a.data) or _beyond_tf32(b.data))
         return handle(arith.dot(a.data, b.data, d.data), d.dtype.scalar)
 
     def histogram(self: Any, data: Any, bins: int, mask: Any) -> Any:
@@ -252,6 +254,11 @@ def _patch_compound(builder: Any, handle: Any, ir: Any) -> None:
 
     create(builder, clampf, fma, select, dot, dot_scaled, histogram, extern_elementwise)
     builder.get_all_ones_value = all_ones
+
+
+def _beyond_tf32(factor: Array) -> bool:
+    """Whether a float32 has digits that TF32 does not hold."""
+    return bool((factor.view(np.int32) & ((1 << 13) - 1)).any())
 
 
 class _Format(str):

@@ -1,11 +1,16 @@
 """Whether Triton's interpreter is switched on and corrected in this process, and what it computed unlike a GPU.
 
-A module without imports of the package: what `hook` installs reads it too.
+A module that imports next to nothing of the package: what `hook` installs reads it too.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
+
+from pytest_fusion.interpreter.scoped import listed
 
 
 @dataclass(slots=True)
@@ -19,6 +24,7 @@ class LaneState:
 
 STATE = LaneState()
 _notes: dict[str, int] = {}
+_rounded: list[dict[Any, None]] = []
 
 
 def problem() -> str | None:
@@ -49,3 +55,14 @@ def notes() -> tuple[str, ...]:
 def counted_notes() -> dict[str, int]:
     """How often each note was recorded; the difference of two calls belongs to what ran between them."""
     return dict(_notes)
+
+
+def products_into(sites: dict[Any, None]) -> AbstractContextManager[object]:
+    """Collect the lines of products whose float32 factors a GPU rounds to TF32, and loses digits by it."""
+    return listed(_rounded, sites)
+
+
+def product_rounded(site: Any, *, loses: Callable[[], bool]) -> None:
+    """Report such a product at a line; what it ``loses`` is computed where it is not known of that line yet."""
+    if _rounded and site not in _rounded[-1] and loses():
+        _rounded[-1][site] = None

@@ -41,13 +41,15 @@ def product(op: Op, a: Operand | Tensor, b: Operand | Tensor) -> Tensor:
         left, right = _fed(op, one.value, None, other.source), _fed(op, other.value, None, one.source)
     else:
         left, right = _fed(op, one.value, low_one, low_other), _fed(op, other.value, low_other, low_one)
+    coarse = op.noise.tf32 and not op.wide
+    left, right = (op.noise.in_tf32(left), op.noise.in_tf32(right)) if coarse else (left, right)
     value = torch.matmul(left, right[0] if right.shape[0] == 1 and right.dim() == 3 else right)
     first, second = left[0], right[0]
     squares = torch.matmul(first.square(), second.square())
     terms = left.shape[-1]
     if low_one and low_other:
         op.spread = squares.sqrt() * max(unit(low_one), unit(low_other))
-    if low_one or low_other:
+    if coarse or low_one or low_other:
         value = truncated(op, value, squares, terms)
     if one.eighth and other.eighth:
         value = added_coarsely(op, value, squares, terms)
@@ -207,6 +209,8 @@ def _convolution(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: 
     x, weight = as_float(x), as_float(weight)
     low_x, low_weight = _narrow(x), _narrow(weight)
     x, weight = _fed(op, x, low_x, low_weight), _fed(op, weight, low_weight, low_x)
+    if op.noise.tf32 and not op.wide:
+        x, weight = op.noise.in_tf32(x), op.noise.in_tf32(weight)
     stride, padding, dilation, transposed, output_padding, groups = rest[:6]
 
     def convolve(a: Tensor, w: Tensor) -> Tensor:
@@ -260,6 +264,8 @@ def _convolution_backward(op: Op, grad: Tensor, x: Tensor, weight: Tensor, sizes
     low, low_x, low_weight = (_narrow(value) for value in (grad, x, weight))
     grad = _fed(op, grad, low, low_x or low_weight)
     x, weight = _fed(op, x, low_x, low), _fed(op, weight, low_weight, low)
+    if op.noise.tf32 and not op.wide:
+        grad, x, weight = (op.noise.in_tf32(factor) for factor in (grad, x, weight))
     wanted = rest[-1]
 
     def backward(g: Tensor, a: Tensor, w: Tensor) -> Any:

@@ -1,0 +1,1 @@
+"""What the kernels that a test launched are, beside their results: whether they compile, how their products round."""

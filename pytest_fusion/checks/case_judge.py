@@ -24,7 +24,7 @@ from pytest_fusion.checks.context import (
     unasked,
 )
 from pytest_fusion.checks.gradients import gradients
-from pytest_fusion.checks.kernels import compiles, tf32
+from pytest_fusion.checks.kernels import compiles, refused, tf32
 from pytest_fusion.checks.randomness.masks import LookFailed, drawn, seeded
 from pytest_fusion.checks.registry import checks
 from pytest_fusion.checks.rejections import DRY_RUN, IMPOSSIBLE, NO_ROOM_TO_JUDGE, TOO_EXPENSIVE
@@ -219,6 +219,8 @@ def _raised(context: Context, result: CaseResult, outcome: Outcome) -> CaseResul
     kind = rejection(context.spec, outcome.error)
     if kind is not None:
         return reject(context, result, kind, outcome.error)
+    if refused.note(context, result.case, outcome):
+        return reject(context, result, type(outcome.error).__name__, outcome.error)
     accessed = memory.check_access(outcome, context.spec)
     if accessed is not None and context.on(accessed.check):
         conclude(context, result, accessed)

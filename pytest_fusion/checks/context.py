@@ -214,6 +214,8 @@ def error_verdict(outcome: Outcome) -> Verdict:
             f" (in {outcome.origin}): a warning that this run's warnings filter makes an error, which no caller need "
             f"have; let it pass with -W {line}, or with {line!r} in filterwarnings of the ini file"
         )
+    if outcome.raiser == "test" and isinstance(error, AssertionError):
+        what, advice = f"the test's own assertion failed: {text}".rstrip(": "), f" (in {outcome.origin})"
     if isinstance(error, GridTooLargeError):
         what, advice = text, "; where no caller has as many, bound the dim with dims="
     return failed(

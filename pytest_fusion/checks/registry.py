@@ -13,6 +13,7 @@ from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.honesty import honesty
 from pytest_fusion.checks.invariance import invariance
+from pytest_fusion.checks.kernels import refused
 from pytest_fusion.checks.launches import launches
 from pytest_fusion.checks.randomness import distribution, randomness
 from pytest_fusion.checks.verdict import Verdict
@@ -20,7 +21,7 @@ from pytest_fusion.errors import FusionError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 OURS: tuple[Check, ...] = (
-    *(core_checks.ERROR, core_checks.CRASH, core_checks.STRUCTURE),
+    *(refused.CHECK, core_checks.ERROR, core_checks.CRASH, core_checks.STRUCTURE),
     *(core_checks.INPUTS, core_checks.BOUNDS, core_checks.UNWRITTEN),
     *(randomness.CHECK, distribution.CHECK, core_checks.REPEAT, core_checks.VALUES),
     *(invariance.CHECK, gradients.CHECK, configs.CHECK, honesty.CHECK),

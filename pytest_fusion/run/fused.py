@@ -30,6 +30,7 @@ from pytest_fusion.run.memory.watch import Watch
 from pytest_fusion.run.placing import Placed
 from pytest_fusion.run.precision import default_precision
 from pytest_fusion.run.process.fork import cuda_is_poisoned
+from pytest_fusion.run.refusals import Raiser, raised_by
 from pytest_fusion.spec.wording import first_line, words
 
 # Programs of a launch that an interpreted kernel may need one after the other, at 1-4 ms each: a case that takes longer
@@ -53,6 +54,7 @@ class Outcome:
     error: BaseException | None = None
     trace: str = ""
     origin: str = ""
+    raiser: Raiser = ""
     damage: list[Damage] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
     watch: Watch | None = None
@@ -179,7 +181,7 @@ def _called(
         if placed.arena.device.type == "cuda" and cuda_is_poisoned():
             raise ContextLost(first_line(error)) from error
         outcome.error = error
-        outcome.origin = _origin(error)
+        outcome.origin, outcome.raiser = _origin(error), raised_by(error, fused)
         outcome.trace = _short_trace(error)
     outcome.damage = [*placed.arena.damage(), *watch.damage()]
     return outcome

@@ -1,1 +1,1 @@
-"""What the kernels that a test launched are, beside their results: whether they compile, how their products round."""
+"""What launchers and kernels do beside their results: cases refused, kernels that do not compile, products in TF32."""

@@ -1,0 +1,58 @@
+"""Hazard `refuses`: cases that the launcher refuses by an ``assert`` or ``raise`` of its own, before any kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.describe import describe
+from pytest_fusion.checks.check import Check
+from pytest_fusion.checks.context import Context
+from pytest_fusion.checks.verdict import Verdict, hazard
+from pytest_fusion.run.fused import Outcome
+from pytest_fusion.spec.wording import first_line, raised_by_filter
+
+
+@dataclass(slots=True)
+class _State:
+    """How many cases were refused, by exception, and what the first of each was like."""
+
+    cases: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
+
+
+def note(context: Context, case: Case, outcome: Outcome) -> bool:
+    """Count a case that its launcher refused; false where the exception is another's, or a kernel ran before it."""
+    if outcome.error is None or outcome.raiser != "launcher" or outcome.launches or not context.on("error"):
+        return False
+    if raised_by_filter(outcome.error) is not None:
+        return False
+    state, kind = context.state(_State), type(outcome.error).__name__
+    state.cases[kind] = state.cases.get(kind, 0) + 1
+    if kind not in state.first:
+        text = first_line(outcome.error) or "without a message"
+        state.first[kind] = f"{text} (in {outcome.origin}) at {describe(context.spec, case)['text']}"
+    return True
+
+
+def _conclude(context: Context, judged: int) -> Verdict | None:
+    state = context.state(_State)
+    count = sum(state.cases.values())
+    if not count:
+        return None
+    listed = "; ".join(f"{kind}: {first}" for kind, first in state.first.items())
+    names = list(state.cases)
+    keyword = f"rejects={names[0]}" if len(names) == 1 else f"rejects=({', '.join(names)})"
+    return hazard(
+        "error",
+        "refuses",
+        f"the launcher refuses {count} of {count + judged} cases, {count / (count + judged):.0%}: {listed}; "
+        f"{keyword} says that it may",
+        identity="error:refuses",
+        cases=dict(state.cases),
+        judged=judged,
+    )
+
+
+# It concludes under the name of `error`, which concludes on compilers too.
+CHECK = Check("refusals", conclude=_conclude, reported=False)

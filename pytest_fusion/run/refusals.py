@@ -1,0 +1,73 @@
+"""Whose own ``assert`` or ``raise`` an exception comes from, seen from its traceback."""
+
+from __future__ import annotations
+
+import importlib.util
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator
+from functools import cache
+from opcode import opmap
+from pathlib import Path
+from types import CodeType
+from typing import Any, Literal
+
+Raiser = Literal["", "launcher", "test"]
+
+_RAISE = opmap["RAISE_VARARGS"]
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+def raised_by(error: BaseException, fused: Callable[..., Any]) -> Raiser:
+    """Whose statement raised: the ``fused`` test's own, a launcher's, or neither.
+
+    Nobody refuses by what goes wrong in torch, Triton, this package or the standard library, nor by handling that.
+    """
+    codes = [_raising(each) for each in _chain(error)]
+    if None in codes:
+        return ""
+    own = getattr(fused, "func", fused)  # a bound method of a class of tests
+    in_test = getattr(own, "__code__", None) is codes[0] and own.__name__.startswith("test")
+    return "test" if in_test else "launcher" if _states(error) else ""
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    each: BaseException | None = error
+    while each is not None:
+        yield each
+        each = each.__cause__ or each.__context__
+
+
+def _raising(error: BaseException) -> CodeType | None:
+    """The user's code whose line is the last of the traceback; ``None`` where that is another's."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if not frames:
+        return None
+    code = frames[-1][0].f_code
+    return None if _foreign(code.co_filename) else code
+
+
+def _states(error: BaseException) -> bool:
+    """Whether the last instruction is that of a ``raise`` or of an ``assert``, and not a call, say."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    return last is not None and last.tb_frame.f_code.co_code[last.tb_lasti] == _RAISE
+
+
+@cache
+def _foreign(file: str) -> bool:
+    parts = Path(file).parts
+    standard = parts[: len(_standard())] == _standard() and not set(_INSTALLED) & set(parts)
+    return standard or file.startswith("<") or any(parts[: len(other)] == other for other in _packages())
+
+
+@cache
+def _standard() -> tuple[str, ...]:
+    return Path(sysconfig.get_paths()["stdlib"]).parts
+
+
+@cache
+def _packages() -> list[tuple[str, ...]]:
+    found = map(importlib.util.find_spec, ("torch", "triton", "pytest_fusion"))
+    return [Path(str(spec.origin)).parent.parts for spec in found if spec is not None]

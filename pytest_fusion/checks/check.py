@@ -22,8 +22,8 @@ class Check:
     ``missing`` is the reason why it cannot run at all for a spec on a device, which makes it `unknown`.
 
     After the last case ``summary`` is the verdict that the report shows instead of those of the cases, and
-    ``conclude``, given the number of judged cases, one more that may fail the test. ``notes`` are sentences for the
-    report. ``closes`` asks for one more case in the end (`Focus.closing`).
+    ``conclude``, given the number of judged cases, one more that may fail the test; where ``beside``, also of a test
+    that failed. ``notes`` are sentences for the report. ``closes`` asks for one more case in the end (`Focus.closing`).
 
     ``cause`` is the slug that a verdict stands for without experiments, by default the one that the check found by
     itself; ``causes`` describes those slugs that `diagnosis.causes` does not have. ``parts`` can be switched
@@ -37,6 +37,7 @@ class Check:
     missing: Callable[[FusionSpec, torch.device], str | None] = lambda _, __: None
     summary: Callable[[Context], Verdict | None] = lambda _: None
     conclude: Callable[[Context, int], Verdict | None] = lambda _, __: None
+    beside: bool = False
     notes: Callable[[Context], list[str]] = lambda _: []
     closes: Callable[[FusionSpec, torch.device], bool] = lambda _, __: False
     cause: Callable[[Verdict], str | None] = lambda verdict: verdict.cause

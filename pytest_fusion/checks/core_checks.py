@@ -66,7 +66,7 @@ def _not_vacuous(context: Context, judged: int) -> Verdict:
     return context.progress.vacuity.conclude(judged, fixed=isinstance(context.spec.tolerance, Tolerance))
 
 
-ERROR = Check("error", conclude=compiles.conclude, cause=_of_error)
+ERROR = Check("error", conclude=compiles.conclude, beside=True, cause=_of_error)
 CRASH = Check("crash", cause=_of_crash)
 STRUCTURE = Check("structure", cause=_of_structure)
 INPUTS = Check("inputs", cause=lambda _: "mutates-input")

@@ -74,9 +74,9 @@ def summaries(context: Context) -> list[Verdict]:
     return [verdict for check in able if (verdict := check.summary(context)) is not None]
 
 
-def conclusions(context: Context, judged: int) -> list[Verdict]:
-    """The last verdicts on a test that passed so far; one of them may fail it."""
-    able = [check for check in checks() if context.on(check.name)]
+def conclusions(context: Context, judged: int, *, failing: bool = False) -> list[Verdict]:
+    """The last verdicts on a test that passed so far, or is ``failing``; one of them may fail it."""
+    able = [check for check in checks() if context.on(check.name) and (check.beside or not failing)]
     return [verdict for check in able if (verdict := check.conclude(context, judged)) is not None]
 
 

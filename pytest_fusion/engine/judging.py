@@ -197,6 +197,8 @@ class Judging:
             self._nothing_judged(whole=whole)
         elif whole and not failing:
             self._sufficient()
+        elif whole:
+            self._conclude_all()
         ordered = sorted(self.found, key=lambda one: (not self.fails(one), not one.verdict.failed))
         if tally.failure is None and failing:
             tally.failure = ordered.pop(0)
@@ -260,11 +262,17 @@ class Judging:
         elif not self._compared:
             tally.empty = only_empty
         else:
-            for verdict in registry.conclusions(self.context, tally.judged):
+            self._conclude_all()
+
+    def _conclude_all(self) -> None:
+        """The verdicts on all cases together; where some failed, of the checks that do not depend on it."""
+        tally = self.tally
+        for verdict in registry.conclusions(self.context, tally.judged, failing=self.failing):
+            if tally.checks.get(verdict.check, {}).get("verdict") != "fail":
                 entry = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}
                 tally.checks[verdict.check] = entry
-                if verdict.status in ("fail", "hazard"):
-                    self.found.append(Failure(verdict, None))
+            if verdict.status in ("fail", "hazard"):
+                self.found.append(Failure(verdict, None))
 
 
 def _new(before: Mapping[_Noted, int], now: Mapping[_Noted, int]) -> list[_Noted]:

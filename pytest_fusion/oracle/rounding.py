@@ -110,7 +110,7 @@ def tf32_factors() -> AbstractContextManager[None]:
 
 
 def factors_in_tf32() -> bool:
-    """Whether this is such a block."""
+    """Whether a run that begins now does so."""
     return bool(_products.tf32)
 
 

@@ -163,6 +163,13 @@ def line_of(code: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if line.strip() == code)
 
 
+def test_what_does_not_compile_is_found_beside_what_is_wrong(examine: Any) -> None:
+    """One run reports both."""
+    record = examine(launcher(leaves_a_loop), lambda x: x * 3, INPUTS, dims=SIZES, cases=1)
+    assert {found["check"] for found in record.findings} == {"values", "error"}
+    assert "does-not-compile" in {found["code"] for found in record.findings}
+
+
 def test_a_kernel_that_compiles_passes(examine: Any) -> None:
     """With a function from ``triton.language``, a constexpr of its module, a dtype as an argument, another kernel."""
     kernel = launcher(honest, BLOCK=64, TYPE=tl.float32)

@@ -22,10 +22,13 @@ class _State:
 
 
 def note(context: Context, case: Case, outcome: Outcome) -> bool:
-    """Count a case that its launcher refused; false where the exception is another's, or a kernel ran before it."""
+    """Count a case that its launcher refused; false where the exception is another's, or a kernel ran before it.
+
+    Of one case alone a refusal is all that the kernel does.
+    """
     if outcome.error is None or outcome.raiser != "launcher" or outcome.launches or not context.on("error"):
         return False
-    if raised_by_filter(outcome.error) is not None:
+    if context.complete or raised_by_filter(outcome.error) is not None:
         return False
     state, kind = context.state(_State), type(outcome.error).__name__
     state.cases[kind] = state.cases.get(kind, 0) + 1
@@ -55,4 +58,4 @@ def _conclude(context: Context, judged: int) -> Verdict | None:
 
 
 # It concludes under the name of `error`, which concludes on compilers too.
-CHECK = Check("refusals", conclude=_conclude, reported=False)
+CHECK = Check("refusals", conclude=_conclude, beside=True, reported=False)

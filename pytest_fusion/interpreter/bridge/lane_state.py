@@ -63,6 +63,6 @@ def products_into(sites: dict[Any, None]) -> AbstractContextManager[object]:
 
 
 def product_rounded(site: Any, *, loses: Callable[[], bool]) -> None:
-    """Report such a product at a line; whether it ``loses`` digits is computed until it did once."""
+    """Report a product at a line; whether it ``loses`` digits is computed until it did once."""
     if _rounded and site not in _rounded[-1] and loses():
         _rounded[-1][site] = None

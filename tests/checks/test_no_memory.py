@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -85,7 +86,9 @@ def test_a_driver_without_room_for_the_kernel(error: RuntimeError, rejected: str
     """It says nothing of the kernel either; what else a launch may say does."""
 
     def launched(x: T) -> T:
-        raise error
+        found = Future[T]()  # it raises, where in the launcher a `raise` refuses
+        found.set_exception(error)
+        return found.result()
 
     result = judged(launched)
     assert (result.rejected, result.failure is None) == (rejected, rejected is not None)

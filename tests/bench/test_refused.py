@@ -10,7 +10,7 @@ from pytest_fusion.bench.baseline import store
 from pytest_fusion.bench.baseline.row import Row
 from pytest_fusion.bench.bench_request import BenchRequest
 from pytest_fusion.bench.measured import Measured, beside_baseline
-from pytest_fusion.run.measure.resources.resource_record import Resources, Status
+from pytest_fusion.run.measure.resources.targets import Resources, Status
 
 CASE = "n=64 float32"
 

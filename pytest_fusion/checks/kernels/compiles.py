@@ -9,7 +9,7 @@ from pathlib import PurePath
 from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.verdict import Verdict, failed, unknown
 from pytest_fusion.run.measure.resources.front_end import Launched, compiled_by_front_end, launched
-from pytest_fusion.run.measure.resources.resource_record import Resources
+from pytest_fusion.run.measure.resources.targets import Resources
 
 
 def seen(context: Context) -> AbstractContextManager[None]:

@@ -269,7 +269,8 @@ class Judging:
         tally = self.tally
         for verdict in registry.conclusions(self.context, tally.judged, failing=self.failing):
             if tally.checks.get(verdict.check, {}).get("verdict") != "fail":
-                entry = {"verdict": verdict.status, "reason": verdict.reason, "cases": tally.judged}
+                status = "pass" if verdict.status == "hazard" else verdict.status
+                entry = {"verdict": status, "reason": verdict.reason, "cases": tally.judged}
                 tally.checks[verdict.check] = entry
             if verdict.status in ("fail", "hazard"):
                 self.found.append(Failure(verdict, None))

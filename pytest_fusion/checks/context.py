@@ -111,6 +111,8 @@ class CaseResult:
 
     case: Case
     verdicts: list[Verdict] = field(default_factory=list)
+    # Failures of checks that the spec switches off; no other check is to blame the kernel for the same.
+    waived: list[Verdict] = field(default_factory=list)
     rejected: str | None = None
     launches: list[Launch] = field(default_factory=list)
     # The reference returned, or wrote, an element or a number to compare with.
@@ -254,6 +256,7 @@ def reader(spec: FusionSpec) -> Callable[[Any, Mapping[str, Any]], list[torch.Te
 def conclude(context: Context, result: CaseResult, verdict: Verdict) -> bool:
     """Note a verdict unless its check is switched off; true when it ends the case."""
     if not context.on(verdict.check):
+        result.waived += [verdict] if verdict.failed else []
         return False
     result.verdicts.append(verdict)
     return verdict.failed and verdict.identity not in result.known

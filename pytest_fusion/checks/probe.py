@@ -35,7 +35,6 @@ from pytest_fusion.checks.rejections import IMPOSSIBLE
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.errors import SpecError
-from pytest_fusion.interpreter.memory.memory_findings import Finding
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.reference import ReferenceFailed, run_reference
 from pytest_fusion.run.fused import Outcome
@@ -43,7 +42,6 @@ from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import Placed, laid_apart
 
 Edit = Callable[[dict[str, Any]], dict[str, Any]]
-Race = Finding
 Against = OutputLanes | torch.Tensor
 
 # Checks whose failures one call shows; the others need what `Trial.run` does: calls that are compared.
@@ -55,7 +53,7 @@ class Probe:
     """What one call showed. ``got`` and ``expected`` are the outputs by name, ``lanes`` what they are judged by.
 
     They are empty where the call or the reference failed. ``logical`` holds the inputs' values, ``placed`` the tensors
-    that the kernel was given, ``races`` what the interpreter saw of them in its call, ``trial`` what runs a backward.
+    that the kernel was given, ``trial`` what runs a backward.
     """
 
     result: CaseResult
@@ -65,7 +63,6 @@ class Probe:
     expected: dict[str, torch.Tensor] = field(default_factory=dict)
     lanes: dict[str, Against] = field(default_factory=dict)
     unwritten: dict[str, torch.Tensor] = field(default_factory=dict)
-    races: list[Race] = field(default_factory=list)
     trial: Trial | None = None
 
     @property
@@ -106,7 +103,6 @@ def _probe(every: Context, case: Case, check: str, laid: Case, edit: Edit | None
         return found
     first, found.placed = call(context, result.case, logical, FILLS[0])
     result.launches = first.launches
-    found.races = _races(first)
     if first.error is not None and (kind := rejection(context.spec, first.error)):
         reject(context, result, kind, first.error)
         return found
@@ -176,24 +172,6 @@ def gradient(found: Probe, name: str, order: Sequence[int] | None = None) -> tup
         return None
     got = Attempt(found.trial, upstream, FILLS[0]).named().get(f"d{name}")
     return None if got is None or right is None else (got.detach(), right.oracle)
-
-
-def raced(found: Probe, name: str) -> tuple[torch.Tensor | None, list[Race]]:
-    """The kernel's gradient of an input, and the races that the interpreter saw in its forward and backward."""
-    if found.trial is None:
-        return None, []
-    upstream = Upstream.of(found.trial, gradients.wanted(found.trial))
-    try:
-        upstream.lanes(1)
-    except (NoGraph, ReferenceFailed):
-        return None, []
-    attempt = Attempt(found.trial, upstream, FILLS[0])
-    got = attempt.named().get(f"d{name}")
-    return None if got is None else got.detach(), _races(attempt.outcome)
-
-
-def _races(outcome: Outcome) -> list[Race]:
-    return [seen for seen in outcome.findings.found if seen.kind in memory.RACES]
 
 
 def _comparable(found: Probe) -> bool:

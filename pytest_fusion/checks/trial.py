@@ -87,6 +87,7 @@ class Trial:
         self._lanes: dict[tuple[int, str, bool], dict[str, OutputLanes]] = {}
         self._laid: dict[str, OutputLanes] | None = None
         self._eager: dict[str, torch.Tensor] | None = None
+        self._excused: set[str] | None = None
 
     def run(self, first: Outcome, placed: Placed, *, again: bool) -> None:
         self.thorough = again
@@ -125,6 +126,7 @@ class Trial:
         elif self.explain_difference(got, again_got):
             return
         verdicts = self.judge(got, grade=again)
+        self._excused = {name for name, verdict in verdicts.items() if not verdict.ok}
         values = values_check.as_verdict(verdicts)
         if note(values) or values.status == "hazard":
             self.keep(got, verdicts)
@@ -346,15 +348,17 @@ class Trial:
         found = self.compare(self.collect(Outcome(result=result), placed))
         return found if found.failed else None
 
-    def compare(self, got: Outputs, *, keep: bool = False) -> Verdict:
+    def compare(self, got: Outputs, *, keep: bool = False, excused: bool = True) -> Verdict:
         """The verdict on another result, by structure and values; what it shares memory with does not count.
 
-        ``keep`` a wrong one for the picture of its errors.
+        ``keep`` a wrong one for the picture of its errors. Unless ``excused`` is False, `excused` outputs are left out.
         """
         verdict = structure.check_structure(got, self.expected, precision=precision(self.logical))
         if verdict.failed:
-            return verdict
+            return verdict if self.context.on("structure") else passed("structure")
         judged = self.judge(got)
+        if excused:
+            judged = {name: judged[name] for name in judged if name not in self.excused()}
         if keep:
             self.keep(got, judged)
         return values_check.as_verdict(judged)
@@ -388,6 +392,25 @@ class Trial:
             )
 
         return tf32.judged(self.context, native, judge)
+
+    def excused(self) -> set[str]:
+        """Outputs that a plain call gets wrong where `values` is switched off: no other check judges their values."""
+        if self.context.on("values"):
+            return set()
+        if self._excused is None:
+            outcome, placed = call(self.context, self.result.case, self.logical, FILLS[0])
+            verdicts = {} if outcome.error is not None else self.judge(self.collect(outcome, placed))
+            self._excused = {name for name, verdict in verdicts.items() if not verdict.ok}
+        return self._excused
+
+    def judge_varying(self, tensors: Mapping[str, torch.Tensor]) -> Verdict:
+        """The verdict on the values of what ``deterministic=`` lets vary: whatever they are, they are right."""
+        judged = {
+            name: self.judge_tensor(index, tensors[name])
+            for index, name in enumerate(self.order)
+            if name in tensors and self.tolerates(name) and name not in self.excused()
+        }
+        return values_check.as_verdict(judged)
 
     def keep(self, got: Outputs, verdicts: Mapping[str, ValuesVerdict]) -> None:
         """Remember the output that the verdict is about, for the picture of its errors: of a hazard only where that
@@ -432,15 +455,16 @@ class Trial:
         else:
             trial = Trial(context, CaseResult(case), logical, reference, expected, self.alone)
             now = trial.collect(outcome, placed)
-            verdict = trial.compare(now)
+            verdict = trial.compare(now, excused=False)
             stale = repeat.first_difference(before, now.tensors) is None
             what = "returned the previous call's answer" if stale else "returned what a first call does not"
             cause = "cached-answer" if stale else None
         if not verdict.failed or verdict.statistical:
             return
         # What is kept by shape spoils every later call of these sizes: judged alone, it would look like a wrong value.
-        alone = CaseResult(case) if cause and _varied(before) else self.alone(case)
-        if alone.rejected is not None:
+        certain = cause and _varied(before) and not self.result.waived
+        alone = CaseResult(case) if certain else self.alone(case)
+        if alone.rejected is not None or alone.waived:
             return
         if alone.failure is not None:
             self.result.case, self.result.verdicts = case, alone.verdicts

@@ -9,7 +9,6 @@ from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis, Found
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.diagnosis.rules import (
-    company,
     ends,
     epsilons,
     extents,
@@ -35,7 +34,6 @@ _OF_VALUES: tuple[Rule, ...] = (
     extents.zero,
     strides.layout,
     undefined.lanes,
-    company.racing,
     indices.cached,
     numerics.special,
     numerics.overflow,

@@ -22,6 +22,11 @@ if not interpreter.installed():
 tl = triton.language
 T = torch.Tensor
 
+
+def added_up(x: T) -> T:
+    return x.sum().reshape(1)
+
+
 CASE = Case({"n": 35}, "float32", {"x": TensorCase("float32", Layout("contiguous"))}, seed=1)
 
 
@@ -103,15 +108,26 @@ def test_a_lost_update_fails_repeat(judge_one: Any) -> None:
     assert failure.check == "repeat"
     assert likely_cause(failure) in {"racing-stores", "racing-load"}
     assert "tl.store(out, tl.load(out) + part)" in failure.reason
-    assert judge_one(total, total, {"x": tensor("n")}, case=CASE, deterministic=False).failure is None
+    assert judge_one(total, added_up, {"x": tensor("n")}, case=CASE, deterministic=False).failure is None
 
 
-def test_a_declared_chance_covers_races(judge_one: Any) -> None:
-    """Where results may vary, a race is the spec's business: what is left is the wrong value."""
-    failure = judge_one(
-        lambda x: total(x, atomic=False), total, {"x": tensor("n")}, case=CASE, deterministic=False
-    ).failure
-    assert failure is None or failure.check != "repeat"
+@pytest.mark.parametrize("declared", [False, {"out": False}])
+def test_a_declared_chance_covers_no_race_of_plain_accesses(judge_one: Any, declared: Any) -> None:
+    """Float atomics and locks are what may vary; a lost update is a finding all the same, unless `repeat` is off."""
+    inputs = {"x": tensor("n")}
+    failure = judge_one(lambda x: total(x, atomic=False), added_up, inputs, case=CASE, deterministic=declared).failure
+    assert likely_cause(failure) in {"racing-stores", "racing-load"}
+
+
+def test_a_race_that_is_switched_off_hides_no_other_access(judge_one: Any) -> None:
+    """``without={"repeat": ...}`` takes the race out, and the read past the end behind it is still a finding."""
+
+    def fused(x: T) -> T:
+        double(x, loaded=1)
+        return total(x, atomic=False)
+
+    failure = judge_one(fused, added_up, {"x": tensor("n")}, case=CASE, without={"repeat": "known"}).failure
+    assert likely_cause(failure) == "out-of-bounds"
 
 
 def test_a_read_of_padding_that_is_dropped_passes(judge_one: Any) -> None:

@@ -12,10 +12,11 @@ from pytest_fusion import interpreter
 from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.checks.repeat import repetition
 from pytest_fusion.diagnosis.causes import likely_cause
-from pytest_fusion.interpreter.control.executor import Order, ordered
+from pytest_fusion.interpreter.control.executor import Order, executing, ordered
 from pytest_fusion.run.stress.moved_allocations import Decoys
 from pytest_fusion.spec import values
 from pytest_fusion.spec.inputs import tensor
+from tests.interpreter.executors import each_executor
 
 interpreter.enable()
 triton = pytest.importorskip("triton")
@@ -40,15 +41,15 @@ def off_by_one_ulp(y: T) -> T:
 
 
 class Counting:
-    """Triples; what ``wrong`` says of the number of the call decides about the first element."""
+    """Triples; what ``wrong`` says of the number of the call decides about what ``then`` makes of it."""
 
-    def __init__(self, wrong: Callable[[int], bool]) -> None:
-        self.calls, self.wrong = 0, wrong
+    def __init__(self, wrong: Callable[[int], bool], then: Callable[[T], T] = off_by_one_ulp) -> None:
+        self.calls, self.wrong, self.then = 0, wrong, then
 
     def __call__(self, x: T) -> T:
         self.calls += 1
         y = x * 3
-        return off_by_one_ulp(y) if self.wrong(self.calls) else y
+        return self.then(y) if self.wrong(self.calls) else y
 
 
 def test_state_that_only_a_later_call_meets_fails(judge_one: Any) -> None:
@@ -132,16 +133,22 @@ def test_a_workspace_that_is_made_ready_passes(judge_one: Any) -> None:
 
 
 @pytest.mark.slow
-def test_few_cases_are_asked_and_declared_outputs_never(examine: Any, judge_one: Any) -> None:
-    """A dozen cases cost few calls more; where every output may vary there is nothing to ask."""
-    fused = Counting(lambda call: False)
+def test_few_cases_are_called_more_often(examine: Any) -> None:
+    """A dozen cases cost few calls more."""
+    plain, fused = (Counting(lambda call: False) for _ in range(2))
     honest = {"honesty": "its calls are not counted here"}
+    assert examine(plain, triple, cases=12, without={**honest, "repeat": "for comparison"}).verdict == "pass"
     assert examine(fused, triple, cases=12, without=honest).verdict == "pass"
-    repeated = fused.calls
-    assert judge_one(Counting(lambda call: call >= 5), triple, again=True, deterministic=False).failure is None
-    plain = Counting(lambda call: False)
-    assert examine(plain, triple, cases=12, deterministic=False, without=honest).verdict == "pass"
-    assert 0 < repeated - plain.calls <= 3 * 8
+    assert 0 < fused.calls - plain.calls <= 3 * 8
+
+
+def test_what_may_vary_is_right_in_every_call(judge_one: Any) -> None:
+    """A last bit that only a later call changes is allowed by ``deterministic=False``, another number is not."""
+    given: dict[str, Any] = {"again": True, "deterministic": False}
+    assert judge_one(Counting(lambda call: call >= 5), triple, **given).failure is None
+    failure = judge_one(Counting(lambda call: call >= 5, lambda y: y + 1), triple, **given).failure
+    assert failure.identity == "repeat:out:wrong"
+    assert "called again on the same inputs" in failure.reason
 
 
 def test_a_refusal_of_a_repeated_call_is_unknown(judge_one: Any) -> None:
@@ -194,6 +201,60 @@ def test_sums_by_atomics_fail_unless_declared(judge_one: Any) -> None:
     assert failure.identity == "repeat:out"
     assert failure.facts["order"] == "reversed"
     assert judge_one(column_sum, lambda x: x.sum(0), again=True, deterministic=False).failure is None
+
+
+@triton.jit
+def sum_of_the_first(x, out, columns, stride, BLOCK: tl.constexpr):
+    row, at = tl.program_id(0), tl.arange(0, BLOCK)
+    value = tl.load(x + row * stride + at, mask=at < columns)
+    if row == 0:
+        tl.atomic_xchg(out + at, value, mask=at < columns)
+    else:
+        tl.atomic_add(out + at, value, mask=at < columns)
+
+
+def sum_from_the_first(x: T) -> T:
+    out = torch.zeros(x.shape[1])
+    if x.numel():
+        sum_of_the_first[(x.shape[0],)](x, out, x.shape[1], x.stride(0), BLOCK=triton.next_power_of_2(x.shape[1]))
+    return out
+
+
+class SumFromTheFirst(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, g):  # type: ignore[no-untyped-def]
+        x, w = ctx.saved_tensors
+        return g * w, sum_from_the_first((g * x).contiguous())
+
+
+@interpreted
+@each_executor
+def test_what_may_vary_is_right_in_every_order(executor: Any, judge_one: Any) -> None:
+    """Programs that add to what the first one puts there make no race, and are right in one order alone."""
+    with executing(executor):
+        failure = judge_one(sum_from_the_first, lambda x: x.sum(0), again=True, deterministic=False).failure
+        assert failure.identity == "repeat:out:wrong"
+        assert "(the last one first), out: " in failure.reason
+        assert judge_one(column_sum, lambda x: x.sum(0), again=True, deterministic=False).failure is None
+        judged = judge_one(
+            sum_from_the_first, lambda x: x.sum(0), again=True, deterministic=False, without={"repeat": "known"}
+        )
+        assert judged.failure is None
+
+
+@interpreted
+def test_a_gradient_that_may_vary_is_right_in_every_order(examine: Any) -> None:
+    """The same for what backward adds up."""
+    inputs = {"x": tensor("rows hidden"), "w": tensor("hidden")}
+    given: dict[str, Any] = {"grad": True, "deterministic": {"dw": False}, "cases": 20}
+    record = examine(SumFromTheFirst.apply, lambda x, w: x * w, inputs, **given)
+    assert record.failed_check == "repeat", record.message
+    assert "gradient of w" in record.message
 
 
 @interpreted

@@ -222,14 +222,14 @@ def ended(trial: Trial, outcome: Outcome, placed: Placed, upstream: Placed, alte
     if (accessed := memory.check_access(outcome, spec)) is not None:
         return accessed
     hurt = memory.check_damage([*outcome.damage, *upstream.arena.damage()])
-    if hurt.failed:
+    if hurt.failed and trial.context.on(hurt.check):
         return hurt
     changes = memory.check_inputs(
         placed.arena.changed(),
         spec.given_up,
         lambda name: memory.RECORDING if name in altered and bool(altered[name]) else memory.BACKWARD,
     )
-    return changes if changes.failed else None
+    return changes if changes.failed and trial.context.on(changes.check) else None
 
 
 def wrong_results(trial: Trial, results: Mapping[str, torch.Tensor], when: str, slug: str) -> Verdict | None:

@@ -387,7 +387,7 @@ class LaterCalls:
 
 def _judged(trial: Trial, name: str, t: torch.Tensor) -> bool:
     """Whether `values` would not call it wrong by any element."""
-    if name not in trial.order:
+    if name not in trial.order or name in trial.excused():
         return True
     verdict = trial.judge_tensor(trial.order.index(name), t)
     return verdict.grade != "D" or verdict.statistical

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -138,6 +138,12 @@ def check_repeat(varied: Sequence[Variation], runs: int) -> Verdict:
     if not varied:
         return passed("repeat", runs=runs)
     return varies(varied, f"between {runs} runs on the same inputs", runs=runs)
+
+
+def varies_wrongly(wrong: Verdict, when: str) -> Verdict:
+    """The failure of an output, or gradient, that may vary and comes out ``wrong`` in its values ``when``."""
+    reason = f"{when}, {wrong.reason}; deterministic= lets it vary, within what is right"
+    return replace(wrong, check="repeat", reason=reason, identity=f"repeat:{wrong.output}:wrong", inner=wrong.check)
 
 
 def varies(varied: Sequence[Variation], when: str, *, runs: int | None = None, order: str | None = None) -> Verdict:

@@ -72,9 +72,7 @@ _DEEP = _Effort(cases=40, calls=20, orders=("reversed", 1, 2))
 
 
 def due(trial: Trial) -> bool:
-    """A few thorough cases with an output that may not vary; every case where a finding is being shrunk."""
-    if not trial.steady(trial.got.tensors):
-        return False
+    """A few thorough cases; every case where a finding is being shrunk."""
     return _in_full(trial) or _ordered(trial)
 
 
@@ -147,8 +145,8 @@ class _Again:
 
     def __post_init__(self) -> None:
         trial = self.trial
-        self.base = trial.steady(trial.judged or {n: t.detach().clone() for n, t in trial.got.tensors.items()})
-        sizes = [t.nbytes for t in self.base.values()]
+        tensors = trial.judged or {n: t.detach().clone() for n, t in trial.got.tensors.items()}
+        self.base, sizes = trial.steady(tensors), [t.nbytes for t in tensors.values()]
         self._decoys = Decoys(trial.context.device, sizes, seed=trial.result.case.seed)
 
     def under_pressure(self) -> Verdict | None:
@@ -232,14 +230,14 @@ class _Again:
             memory.check_access(outcome, trial.spec),
             memory.check_damage(outcome.damage),
         ):
-            if found is not None and found.failed:
+            if found is not None and found.failed and context.on(found.check):
                 raise _Ended(found)
         assert outcome.watch is not None
         sizes = [*placed.arena.sizes(), *outcome.watch.sizes()]
         if self.calls == 2:
             self._decoys = Decoys(context.device, sizes, seed=trial.result.case.seed)
         self.calls += 1
-        return _copies(trial, outcome, placed)
+        return self._returned(outcome, placed, "called again on the same inputs")
 
     def _placed_call(self, fill: str, *, shift: int, around: AbstractContextManager[None]) -> tuple[Outcome, Placed]:
         """A call whose inputs begin ``shift`` alignments further than usual, so at no multiple of 512 bytes."""
@@ -256,7 +254,17 @@ class _Again:
         trial = self.trial
         with crowded(trial.context.device) if order is None else ordered(order):
             outcome, placed = call(trial.context, trial.result.case, trial.logical, FILLS[0])
-        return None if outcome.error is not None else _copies(trial, outcome, placed)
+        if outcome.error is not None:
+            return None
+        return self._returned(outcome, placed, f"with the programs of a launch in another order ({_named(order)})")
+
+    def _returned(self, outcome: Outcome, placed: Placed, when: str) -> dict[str, torch.Tensor]:
+        """Copies of the outputs that may not vary. Raises ``_Ended`` where one is wrong that may."""
+        tensors = self.trial.collect(outcome, placed).tensors
+        wrong = self.trial.judge_varying(tensors)
+        if wrong.failed:
+            raise _Ended(repeat.varies_wrongly(wrong, when))
+        return {name: t.detach().clone() for name, t in self.trial.steady(tensors).items()}
 
     def _plain(self) -> list[dict[str, torch.Tensor]]:
         return [self._call(turn) for turn in range(_SURE)]
@@ -272,10 +280,6 @@ class _Again:
             outcome, _ = call(self.trial.context, case, logical, FILLS[0])
             accepted += outcome.error is None
         return self._call(0) if accepted else None
-
-
-def _copies(trial: Trial, outcome: Outcome, placed: Placed) -> dict[str, torch.Tensor]:
-    return {name: t.detach().clone() for name, t in trial.steady(trial.collect(outcome, placed).tensors).items()}
 
 
 def _others(trial: Trial) -> Iterator[tuple[Case, Mapping[str, object]]]:

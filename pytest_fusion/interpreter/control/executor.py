@@ -37,6 +37,10 @@ _FIRST = 128
 _ELEMENTS = 1 << 18
 _MOST = 1 << 14
 
+# In another order programs run one after the other, or in so many batches where there are more: as one batch all would
+# still load before any of them stores.
+_PARTS = 32
+
 # "serial" switches batches off for a whole process and its children.
 ENVIRONMENT = "PYTEST_FUSION_EXECUTOR"
 
@@ -80,7 +84,8 @@ def executing(wanted: Mode) -> AbstractContextManager[None]:
 def ordered(wanted: Order) -> AbstractContextManager[None]:
     """Run the programs of each launch in this order, and the lanes of each in reverse. A device guarantees no order.
 
-    A kernel that waits for programs with lower ids may raise when they come later.
+    Each program ends before the next one begins; of more than `_PARTS`, equal shares take turns. A kernel that waits
+    for programs with lower ids runs as one batch, and may raise when they come later.
     """
     return holding(_settings, order=wanted)
 
@@ -160,10 +165,11 @@ def _compute(program: Program) -> None:
     total = program.grid[0] * program.grid[1] * program.grid[2]
     reason = program.reason
     batched = mode() == "batched"
-    if total > 1 and batched and not reason:
+    sizes = [-(-total // _PARTS), total] if _settings.order != "launched" else [total]
+    for most in sizes if total > 1 and batched and not reason else ():
         before = list(memory_findings.current().found)
         try:
-            _run(program, _batches(total))
+            _run(program, _batches(total, most))
             _report(program, "batched", "")
             return
         except MemoryFinding:
@@ -175,6 +181,7 @@ def _compute(program: Program) -> None:
                 raise  # one by one the programs would need it too
             # The serial run says which program it was; if none raises there, the fault is the batch's.
             reason = f"as one batch it raised {type(error).__name__}: {error}"
+        tape.spoil()
         program.regions.restore()
         memory_findings.current().found[:] = before
     if reason or not batched:
@@ -196,13 +203,13 @@ def _report(program: Program, executor: Mode, reason: str, *, replayed: bool = F
         listener(Execution(program.kernel, program.grid, executor, reason, replayed))
 
 
-def _batches(total: int) -> Generator[tuple[int, int], int, None]:
-    """Yield the first program and the size of each batch; receive the widest block met so far."""
+def _batches(total: int, most: int) -> Generator[tuple[int, int], int, None]:
+    """Yield the first program and the size of each batch, ``most`` at a time; receive the widest block met so far."""
     # Slightly more programs than the first batch holds are not worth a second one.
     size = total if total <= _FIRST * 3 // 2 else _FIRST
     first = 0
     while first < total:
-        size = min(size, total - first)
+        size = min(size, most, total - first)
         widest = yield first, size
         first += size
         size = max(_FIRST, min(_MOST, _ELEMENTS // widest))

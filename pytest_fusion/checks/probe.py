@@ -13,7 +13,7 @@ import torch
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
-from pytest_fusion.checks import memory, multiprocessors, values_check
+from pytest_fusion.checks import memory, multiprocessors
 from pytest_fusion.checks.context import (
     CaseResult,
     Context,
@@ -140,10 +140,7 @@ def _judge(found: Probe, trial: Trial, first: Outcome, check: str, *, again: boo
         trial.run(first, found.placed, again=again)
         return
     trial.got, found.trial = got, trial
-    verdicts = trial.judge(got)
-    if trial.note(values_check.as_verdict(verdicts)):
-        trial.keep(got, verdicts)
-    elif check == gradients.NAME and gradients.due(trial):
+    if not trial.note_values(got, trial.judge(got)) and check == gradients.NAME and gradients.due(trial):
         conclude(context, result, gradients.run(trial))
         if result.evidence is not None:
             name, tensor, against = result.evidence

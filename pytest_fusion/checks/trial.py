@@ -127,10 +127,7 @@ class Trial:
             return
         verdicts = self.judge(got, grade=again)
         self._excused = {name for name, verdict in verdicts.items() if not verdict.ok}
-        values = values_check.as_verdict(verdicts)
-        if note(values) or values.status == "hazard":
-            self.keep(got, verdicts)
-        if values.failed and self.context.on("values"):
+        if self.note_values(got, verdicts):
             return
         with self.context.clock.check("vacuity"):
             self.observe_vacuity()
@@ -160,6 +157,15 @@ class Trial:
 
     def note(self, verdict: Verdict) -> bool:
         return conclude(self.context, self.result, verdict)
+
+    def note_values(self, got: Outputs, verdicts: Mapping[str, ValuesVerdict]) -> bool:
+        """Note what is known of the values of all outputs; true where one is wrong, found before or not."""
+        for found in values_check.swallowed("values", verdicts):
+            self.note(found)
+        values = values_check.as_verdict(verdicts)
+        if self.note(values) or values.status == "hazard":
+            self.keep(got, verdicts)
+        return values.failed and self.context.on("values")
 
     def stop(self, outcome: Outcome) -> bool:
         """A repeated call raised: it refused the case after all, or that is the finding."""
@@ -427,7 +433,8 @@ class Trial:
             for i, name in enumerate(self.order):
 
                 def accepts(wrong: torch.Tensor, i: int = i) -> bool:
-                    return self.judge_tensor(i, wrong, laid=False).ok
+                    verdict = self.judge_tensor(i, wrong, laid=False)
+                    return verdict.ok and not verdict.swallowed
 
                 self.context.progress.vacuity.observe(name, self.reference.native[i], accepts)
 

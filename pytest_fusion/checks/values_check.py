@@ -13,6 +13,7 @@ from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.eager import run_eager
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.oracle.tolerance import ValuesVerdict, judge_output, judge_plain
+from pytest_fusion.oracle.tolerance.output_judge import excess_by
 from pytest_fusion.spec.promises import Tolerance
 
 # Of the largest element: sums of float64 in another order are closer, and one in float32 is not.
@@ -32,12 +33,48 @@ def judge_one(
 ) -> ValuesVerdict:
     """Judge one output by the policy in force; ``fine`` gives the lanes that a grade needs, ``wide`` those of float32
     where the reference computes in 16 bits, ``laid`` those of the reference on the inputs as they lie, ``eager`` what
-    it comes to op by op in 16 bits."""
-    if isinstance(tolerance, Tolerance):
-        return judge_plain(candidate, native, tolerance.rtol, tolerance.atol)
-    assert few is not None
-    assert more is not None
-    return judge_output(candidate, few, more, fine=fine, wide=wide, laid=laid, eager=eager)
+    it comes to op by op in 16 bits. Elements that are finite where the reference is not are left out of the verdict,
+    and named by it."""
+
+    def judged(got: torch.Tensor) -> ValuesVerdict:
+        if isinstance(tolerance, Tolerance):
+            return judge_plain(got, native, tolerance.rtol, tolerance.atol)
+        assert few is not None
+        assert more is not None
+        return judge_output(got, few, more, fine=fine, wide=wide, laid=laid, eager=eager)
+
+    verdict = judged(candidate)
+    if verdict.ok or verdict.statistic == "shape" or not bool((lost := _lost(candidate, native)).any()):
+        return verdict
+    lost &= excess_by(candidate, verdict.by or native, tolerance).isinf()
+    if not bool(lost.any()):
+        return verdict
+    first = tuple(lost.nonzero()[0].tolist())
+    swallowed = (
+        f"{int(lost.sum())} of {lost.numel()} element(s) are finite where the reference is not, the first at "
+        f"{list(first)}: got {candidate[first].item():.9g}, the reference has {native[first].item():.9g}"
+    )
+    if not bool(native[lost].isnan().all()):
+        swallowed += (
+            "; if the reference overflows on its way there (exp of a large number), it is the reference that needs a "
+            "stable form, or values= a range that it can take"
+        )
+    return replace(judged(torch.where(lost, native, candidate)), swallowed=swallowed)
+
+
+def _lost(got: torch.Tensor, native: torch.Tensor) -> torch.Tensor:
+    """Elements that are finite where the reference is NaN or infinite, or infinite where it is NaN."""
+    got, native = (t.float() if t.element_size() == 1 else t for t in (got.detach(), native))
+    return (got.isfinite() & ~native.isfinite()) | (~got.isnan() & native.isnan())
+
+
+def swallowed(check: str, verdicts: Mapping[str, ValuesVerdict]) -> list[Verdict]:
+    """A hazard for each output that lost NaN or infinity and is right otherwise."""
+    return [
+        hazard(check, "nan-swallowed", f"{name}: {found.swallowed}", output=name, evidence=deviation(found))
+        for name, found in verdicts.items()
+        if found.grade != "D" and found.swallowed
+    ]
 
 
 def meant_alike(lanes: OutputLanes, laid: OutputLanes) -> OutputLanes | None:

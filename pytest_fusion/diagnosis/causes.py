@@ -45,7 +45,7 @@ CAUSES: dict[str, str] = {
     "ignores-input": "an input that the reference uses has no effect on the kernel's result",
     "eps-misplaced": "an epsilon or a floor is added in the wrong place, missing, or another one",
     "zero-value": "a 0 among the values of an input is mishandled",
-    "nan-swallowed": "NaN or infinity in an input is lost, or moved to elements that it does not belong to",
+    "nan-mishandled": "NaN or infinity in an input makes other elements wrong, or an index or a code",
     "wrong-scale": "the result is the right one times a constant",
     "gradient-layout": "the gradient is right for a contiguous upstream gradient and wrong for another layout",
     "gradient-scale": "the gradient is the right one times a constant",

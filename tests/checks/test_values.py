@@ -76,13 +76,60 @@ def test_other_dtypes_are_compared_too(judge_one: Any, dtype: str) -> None:
     assert failure.facts["index"][:2] == [2, 3]
 
 
-def test_nan_must_be_where_the_reference_has_it_in_both_directions(judge_one: Any) -> None:
-    """A NaN that is lost and a NaN that is made both fail."""
-    case = Case({"rows": 8, "hidden": 7}, "float32", {"x": TensorCase("float32", regime="nan")}, seed=1)
-    lost = judge_one(lambda x: x.nan_to_num() * 2, lambda x: x * 2, case=case).failure
-    made = judge_one(lambda x: x / x, torch.ones_like, case=case).failure
-    for failure in (lost, made):
-        assert failure.identity == "values:out:nonfinite"
+NAN = Case({"rows": 8, "hidden": 7}, "float32", {"x": TensorCase("float32", regime="nan")}, seed=1)
+INF = NAN.with_tensor("x", regime="inf")
+
+
+def doubled(x: T) -> T:
+    return x * 2
+
+
+NON_FINITE = {
+    "NaN made": (lambda x: x / x, torch.ones_like, NAN, "values:out:nonfinite"),
+    "NaN lost": (lambda x: x.nan_to_num() * 2, doubled, NAN, "nan-swallowed"),
+    "infinity lost": (lambda x: x.clamp(-1e3, 1e3) * 2, doubled, INF, "nan-swallowed"),
+    "infinity for NaN": (lambda x: x.nan_to_num(nan=torch.inf) * 2, doubled, NAN, "nan-swallowed"),
+    "NaN for infinity": (lambda x: (x - x) + x * 2, doubled, INF, "values:out:nonfinite"),
+    "infinity of the other sign": (lambda x: torch.where(x.isinf(), -x, x) * 2, doubled, INF, "values:out:nonfinite"),
+    "lost and made": (
+        lambda x: torch.cat([x[:4].nan_to_num(), x[4:] * torch.nan]) * 2, doubled, NAN, "values:out:nonfinite"
+    ),
+    "lost, and a wrong number": (lambda x: (x.nan_to_num() + 1) * 2, doubled, NAN, "values:out:finite"),
+    "as it is": (doubled, doubled, NAN, ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("tolerance", ["auto", Tolerance(rtol=1e-3)])
+@pytest.mark.parametrize("name", NON_FINITE)
+def test_nan_that_is_made_is_wrong_and_nan_that_is_lost_is_a_hazard(judge_one: Any, name: str, tolerance: Any) -> None:
+    """Where both kinds occur in an output wrong wins; without what is lost the other elements are judged as ever."""
+    fused, reference, case, expected = NON_FINITE[name]
+    result = judge_one(fused, reference, case=case, tolerance=tolerance)
+    found = [verdict.code for verdict in result.verdicts if verdict.status == "hazard"]
+    if expected == "nan-swallowed":
+        assert (result.failure, found) == (None, [expected])
+        (hazard,) = [verdict for verdict in result.verdicts if verdict.status == "hazard"]
+        assert "are finite where the reference is not, the first at [" in hazard.reason
+    else:
+        assert (result.failure.identity if result.failure else "", found) == (expected, [])
+
+
+def test_a_reference_that_overflows_is_the_one_to_mend(judge_one: Any) -> None:
+    """The kernel is right and the reference is not: that is what the message has to say. A lost NaN is the kernel's."""
+    overflowing = judge_one(lambda x: (x * 1e4).logsumexp(-1), lambda x: (x * 1e4).exp().sum(-1).log())
+    lost = judge_one(NON_FINITE["NaN lost"][0], doubled, case=NAN)
+    hint = "it is the reference that needs a stable form"
+    assert [hint in v.reason for one in (overflowing, lost) for v in one.verdicts if v.code] == [True, False]
+
+
+def test_a_hazard_of_values_goes_with_its_check(judge_one: Any) -> None:
+    """``without={"values": ...}`` takes it out too, and no further call blames the same elements."""
+    given = {"again": True, "deterministic": False, "without": {"values": "known"}}
+    result = judge_one(lambda x: x.nan_to_num() * 2, doubled, case=NAN, **given)
+    assert result.failure is None
+    assert not [verdict for verdict in result.verdicts if verdict.status == "hazard"]
+    given = {"again": True, "deterministic": False, "grad": True}
+    assert judge_one(lambda x: x.nan_to_num() * 2, doubled, case=NAN, **given).failure is None
 
 
 def test_a_fixed_tolerance_replaces_the_lanes(judge_one: Any) -> None:

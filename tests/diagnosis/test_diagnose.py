@@ -59,7 +59,7 @@ from tests.diagnosis.wrong import (
     pads_maximum_with_zero,
     pads_softmax_with_zero,
     pairs_of_odd_width,
-    relu_without_nan,
+    relu_beside_nan,
     scale,
     scale_with_small_floor,
     second_and_third,
@@ -188,7 +188,7 @@ TABLE: dict[str, Row] = {
     "a difference of squares": Row(
         "low-precision-accumulation", naive_variance, variance, change=valued("offset"), keywords={"dtypes": "float32"}
     ),
-    "NaN": Row("nan-swallowed", relu_without_nan, torch.relu, change=valued("nan")),
+    "NaN": Row("nan-mishandled", relu_beside_nan, torch.relu, change=valued("nan")),
     "NaN in hidden elements": Row("reads-padding", multiplies_mask, hidden_mask, inputs=MASKED, change=valued("nan")),
     "nothing": Row("zero-size", mean_rows, lambda x: x.mean(0), {"dim rows": 0, "dim hidden": 3}),
     "a structure for nothing": Row("zero-size", fails_when_empty, double, {"dim rows": 0, "dim hidden": 3}),

@@ -135,14 +135,16 @@ def below_or_nothing(q: T, k: T, v: T) -> T:
 
 
 @pytest.mark.parametrize(
-    ("fused", "regime", "cause"),
-    [(below_of_numbers, "nan", "nan-swallowed"), (below_or_nothing, "unit", "zero-size")],
+    ("fused", "reference", "regime", "cause"),
+    [(below, below_of_numbers, "nan", "nan-mishandled"), (below_or_nothing, below, "unit", "zero-size")],
 )
-def test_nan_that_an_input_holds_is_no_matter_of_a_size_of_0(lab_of: Any, fused: Any, regime: str, cause: str) -> None:
+def test_nan_that_an_input_holds_is_no_matter_of_a_size_of_0(
+    lab_of: Any, fused: Any, reference: Any, regime: str, cause: str
+) -> None:
     """No change of a number moves what is NaN; where none is drawn, what fails with no more keys than queries does."""
     inputs = {name: tensor(shape) for name, shape in (("q", "m d"), ("k", "m+extra d"), ("v", "m+extra d"))}
     sizes = {"dim m": 2, "dim extra": 0, "dim d": 1, "dtype": "float32"}
-    lab = lab_of(fused, below, inputs, sizes, dims={"m": dim(1), "d": dim(1)}, dtypes="float32",
+    lab = lab_of(fused, reference, inputs, sizes, dims={"m": dim(1), "d": dim(1)}, dtypes="float32",
                  change=lambda case: case.with_tensor("v", regime=regime).with_(seed=1))  # fmt: skip
     found = diagnose(lab)
     assert found.cause == cause, found

@@ -252,27 +252,27 @@ def test_the_element_that_is_taken_is_named(lab_of: Any) -> None:
 
 
 def decayed(x: T, w: T, rate: float) -> T:
-    return x + rate * w
+    return x + rate * w.nan_to_num()
 
 
 def decayed_apart(x: T, w: T, rate: float) -> T:
     """Another formula, which for a rate of 0 differs by no finite number."""
-    return x + (rate * w.nan_to_num() * 0.5)
+    return x + (rate * w * 0.5)
 
 
 @pytest.mark.slow
-def test_a_factor_of_0_is_no_proof_that_nan_is_swallowed(lab_of: Any) -> None:
+def test_a_factor_of_0_is_no_proof_that_nan_is_at_fault(lab_of: Any) -> None:
     """Where another rate is wrong for finite numbers too, NaN only showed what 0 hides; by itself it is the cause."""
     inputs = {"x": tensor("n"), "w": tensor("n"), "rate": st.sampled_from([0.0, 0.5])}
     more: dict[str, Any] = {"dtypes": "float32", "change": lambda case: case.with_tensor("w", regime="nan")}
-    for fused, causes in ((decayed_apart, {"unexplained"}), (swallows, {"nan-swallowed"})):
+    for fused, causes in ((decayed_apart, {"unexplained"}), (spreads, {"reads-padding"})):
         lab = lab_of(fused, decayed, inputs, {"dim n": 4, "value rate": 0.0}, pools={"rate": (0.0, 0.5)}, **more)
         found = diagnose(lab)
         assert found.cause in causes, found
 
 
-def swallows(x: T, w: T, rate: float) -> T:
-    return decayed(x, w.nan_to_num(), rate)
+def spreads(x: T, w: T, rate: float) -> T:
+    return x + rate * w
 
 
 def test_a_row_of_one_element_masks_nothing(lab_of: Any) -> None:

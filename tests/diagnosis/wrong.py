@@ -248,8 +248,8 @@ def naive_variance(x: T) -> T:
     return x.square().mean(-1) - x.mean(-1).square()
 
 
-def relu_without_nan(x: T) -> T:
-    return torch.where(x > 0, x, 0.0)
+def relu_beside_nan(x: T) -> T:
+    return torch.relu(x) + x.sum(-1, keepdim=True) * 0
 
 
 def fails_when_empty(x: T) -> T:

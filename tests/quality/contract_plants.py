@@ -63,7 +63,7 @@ CONTRACT: tuple[Plant, ...] = (
     *group("divergence", divergence.make_spec, "rows vocab", [
         ("teacher-pitch", "A3", 20, READS, "ignores-strides", [(2, 1), (2, 2)]),
         ("tail-counts", "B1", None, VALUES, "tail-mask wrong-neutral-element", [(1, 1)]),
-        ("masks-by-product", "B4", 49, VALUES, "tail-mask wrong-neutral-element nan-swallowed", [(1, 1)]),
+        ("masks-by-product", "B4", 49, VALUES, "tail-mask wrong-neutral-element nan-mishandled", [(1, 1)]),
         ("no-clamp", "C4", 192, VALUES, "zero-size", [(0, 1), (1, 1)]),
         ("sums-in-input-dtype", "D1", 88, VALUES, "low-precision-accumulation", [(1, 2)]),
         ("log-of-probability", "D2", 95, VALUES, "missing-max-subtraction", [(1, 2)]),
@@ -120,7 +120,7 @@ CONTRACT: tuple[Plant, ...] = (
         ("block-repeats", "F5", None, VALUES, "repeated-mask", []),
         ("counter-by-four", "F5", None, VALUES, "repeated-mask", []),
         ("keeps-p", "F5", None, VALUES, "biased-mask", []),
-        ("divides-by-zero", "F5", None, VALUES, "unexplained nan-swallowed", []),
+        ("divides-by-zero", "F5", None, VALUES, "unexplained nan-mishandled", []),
         ("no-scale", "F5", None, VALUES, "unexplained", []),
         ("seed-ignored", "F5", 156, REPEAT, "seed-ignored", []),
         ("seed-plus-offset", "F5", None, REPEAT, "repeated-mask", []),

@@ -71,14 +71,14 @@ FORWARD: tuple[Plant, ...] = (
         ("mask-pitch", "A3", 20, READS, "ignores-strides", [(2, 1)]),
         ("pads-with-zero", "B2", 37, VALUES, "wrong-neutral-element tail-mask", [(1, 3)]),
         # Which size shows it depends on the values: a masked score of 0 must count beside the others.
-        ("masks-by-product", "B4", 49, VALUES, "wrong-neutral-element nan-swallowed", [(2, 5)]),
+        ("masks-by-product", "B4", 49, VALUES, "wrong-neutral-element nan-mishandled", [(2, 5)]),
         ("width-cap", "C3", 73, HOLES, "block-limit unwritten-output", [(1, 513)]),
         ("no-max", "D2", 93, VALUES, "missing-max-subtraction", [(1, 1)]),
         ("masked-row", "D3", 96, VALUES, "unexplained", [(1, 1)]),
     ], slow="mask-pitch"),
     *group("softmax_online", softmax.make_spec, "rows cols", [
         ("no-rescale", "D2", None, VALUES, "block-limit", [(1, 65)]),
-        ("empty-first-block", "D3", 96, VALUES, "unexplained nan-swallowed block-limit", [(1, 65)]),
+        ("empty-first-block", "D3", 96, VALUES, "unexplained nan-mishandled block-limit", [(1, 65)]),
     ], online=True),
     *group("whole_blocks", whole_blocks.make_spec, "rows cols", [
         ("first-block-again", "A3", 17, READS, "wrong-index-map block-limit", [(1, 512)]),
@@ -102,7 +102,7 @@ FORWARD: tuple[Plant, ...] = (
     *group("affine_relu", affine.make_spec, "rows cols", [
         ("bias-first-tile", "A3", 17, READS, "wrong-index-map block-limit", [(1, 65)]),
         ("squeezes", "C5", None, frozenset({"structure"}), "wrong-structure", [(1, 1)]),
-        ("relu-drops-nan", "D6", None, VALUES, "nan-swallowed", [(1, 1)]),
+        ("relu-drops-nan", "D6", None, VALUES, "nan-mishandled", [(1, 1)]),
         ("writes-input", "E2", 122, frozenset({"inputs"}), "mutates-input", [(1, 1)]),
         ("keeps-float32", "dtype", None, frozenset({"structure"}), "wrong-dtype", [(1, 1)]),
         ("caches-bias", "stale", None, VALUES | {"honesty", "repeat"}, "cached-answer", [(1, 1)]),
@@ -176,7 +176,7 @@ FORWARD: tuple[Plant, ...] = (
         ("table-pitch", "A3", 20, READS | {"crash"}, "ignores-strides wrong-index-map", [(2, 2, 1, 2, 1)]),
         ("output-tile", "A3", 25, HOLES, "wrong-index-map racing-stores block-limit unwritten-output",
          [(1, 1, 1, 0, 17)]),
-        ("value-tail", "B4", 45, READS, "reads-padding tail-mask nan-swallowed", [(1, 1, 2, 1, 1)]),
+        ("value-tail", "B4", 45, READS, "reads-padding tail-mask nan-mishandled", [(1, 1, 2, 1, 1)]),
         ("zero-length", "C4", 81, HOLES, "zero-size unwritten-output", [(1, 1, 1, 0, 1)]),
     ], slow="table-pitch output-tile"),
     *group("cache_write", cache_write.make_spec, "blocks page tokens features", [
@@ -215,18 +215,18 @@ FORWARD: tuple[Plant, ...] = (
     ]),
     *group("gate", gate.make_spec, "tokens experts", [
         ("pads-with-zero", "B2", 37, VALUES, "wrong-neutral-element tail-mask", [(1, 3)]),
-        ("nan-sentinel", "D6", 112, VALUES, "nan-swallowed", [(1, 2)]),
+        ("nan-sentinel", "D6", 112, VALUES, "nan-mishandled", [(1, 2)]),
         ("second-slot", "D6", 114, HOLES, "unwritten-output stale-memory", [(1, 2)]),
         ("drops-ties", "H6", 195, VALUES, "unexplained", [(1, 2)]),
     ], slow="pads-with-zero"),
     *group("argmax", order.make_argmax_spec, "rows cols", [
         ("tile-local-index", "A3", 25, VALUES, "wrong-index-map block-limit", [(1, 65)]),
-        ("ignores-nan", "D6", 109, VALUES, "nan-swallowed", [(1, 2)]),
-        ("nan-of-one-sign", "D6", 109, VALUES, "nan-swallowed", [(1, 2)]),
+        ("ignores-nan", "D6", 109, VALUES, "nan-mishandled", [(1, 2)]),
+        ("nan-of-one-sign", "D6", 109, VALUES, "nan-mishandled", [(1, 2)]),
         ("last-of-equals", "H6", None, VALUES, "unexplained", [(1, 2)]),
     ], slow="tile-local-index last-of-equals"),
     *group("cummax", order.make_cummax_spec, "rows cols", [
-        ("ignores-nan", "D6", 110, VALUES, "nan-swallowed", [(1, 1)]),
+        ("ignores-nan", "D6", 110, VALUES, "nan-mishandled", [(1, 1)]),
     ]),
     *group("bag_mean", bag.make_spec, "vocab width total bags", [
         ("last-bag", "B5", None, HOLES, "off-by-one-mask unwritten-output", [(1, 1, 0, 1)]),

@@ -291,6 +291,9 @@ def _alone(trial: Trial, seen: Tuned, index: int) -> _Alone:
             found = inner.judge() or (None if inner.unable else inner.judge_gradients())
     except ContextLost as lost:
         raise ContextLost(f"{called}: {lost}") from lost
+    for verdict in inner.result.verdicts:
+        if verdict.status == "hazard":
+            trial.note(verdict)
     error = applied.error
     if error is not None and (unable(error) or refused(error)):
         return _Alone(None, brief(error), refused(error), applied.launches)

@@ -59,7 +59,7 @@ def special(lab: Lab) -> Found | None:
             return Found("reads-padding", evidence)
         if lost or made:
             evidence.append(f"{wrong.name}: {lost} non-finite element(s) lost, {made} made where none belongs")
-    return Found("nan-swallowed", evidence)
+    return Found("nan-mishandled", evidence)
 
 
 def _wrong_otherwise_drawn(lab: Lab, plain: Case) -> Case | None:

@@ -32,7 +32,8 @@ class ValuesVerdict:
     marks a failure that fresh values have to repeat.
     ``ok`` is grade ``A`` or ``B``, which are only distinguished where that is asked; ``C`` is less accurate than the
     reference but inside of the fence, ``D`` wrong. ``by`` are the lanes that showed it: with others the error allowed
-    of an element differs.
+    of an element differs. ``swallowed`` says, in words, which elements lost NaN or infinity; the others are judged
+    without them.
     """
 
     ok: bool
@@ -48,3 +49,4 @@ class ValuesVerdict:
     statistical: bool = False
     reason: str = ""
     by: OutputLanes | None = field(default=None, repr=False, compare=False)
+    swallowed: str = ""

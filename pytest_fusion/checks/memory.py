@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import PurePath
 
 import torch
 
 from pytest_fusion.checks.evidence import ChangedInput, DamagedMemory, WrongAccess
-from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.verdict import Verdict, failed, passed
-from pytest_fusion.interpreter.memory.memory_findings import Site
-from pytest_fusion.interpreter.memory.undefined_lanes import masked_fill
 from pytest_fusion.run.fused import Outcome
-from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.memory.damage import Change, Damage
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
@@ -108,46 +104,13 @@ def read_at(outcome: Outcome, *, scratch: bool) -> str:
     return f", read by `{code}` ({PurePath(file).name}:{line})"
 
 
-def undefined_lanes(run: Callable[[str], Mapping[str, torch.Tensor] | None]) -> list[Site]:
-    """The loads without ``other`` whose masked-off lanes make the results of ``run`` under the two fills differ.
-
-    None where these differ with 0 in such lanes too; ``run`` gives ``None`` where it comes to no result.
-    """
-    found = []
-    with masked_fill("zero") as met:
-        for fill in FILLS:
-            got = run(fill)
-            if not got or not met:
-                return []
-            found.append(got)
-    return list(met) if repeat.first_difference(*found) is None else []
-
-
-def of_undefined(lines: Sequence[Site]) -> str:
-    """What is read in these lines, in words."""
-    line = lines[0]
-    where = (
-        f"by `{line.code}` ({PurePath(line.file).name}:{line.line})" if len(lines) == 1 else f"in {len(lines)} lines"
-    )
-    return f"what the masked-off lanes of a load without other= hold, {where}, which Triton leaves undefined"
-
-
-def depends_on_undefined(output: str, mask: torch.Tensor, lines: Sequence[Site]) -> Verdict:
-    """Elements of an output, in ``mask``, that change with what masked lanes of loads in these lines hold."""
-    cause = "wrong-neutral-element"
-    return of_elements("bounds", output, mask, f"depend on {of_undefined(lines)}", slug="undefined", cause=cause)
-
-
-def of_elements(
-    check: str, output: str, mask: torch.Tensor, what: str, rest: str = "", *, slug: str, cause: str | None = None
-) -> Verdict:
+def of_elements(check: str, output: str, mask: torch.Tensor, what: str, rest: str = "", *, slug: str) -> Verdict:
     """The failure of the elements of an output in ``mask``; ``what`` they do wrong, in words, and the ``rest``."""
     count, first = int(mask.sum()), [int(i) for i in mask.nonzero()[0]]
     return failed(
         check,
         f"{count} of {mask.numel()} element(s) of {output} {what}, the first at {first}{rest}",
         identity=f"{check}:{slug}",
-        cause=cause,
         output=output,
         count=count,
         total=mask.numel(),

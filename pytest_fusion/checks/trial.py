@@ -12,7 +12,7 @@ import torch
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.containers import has_no_equality, hidden, leaves, tensors_by_name
-from pytest_fusion.checks import memory, structure, values_check
+from pytest_fusion.checks import memory, structure, undefined, values_check
 from pytest_fusion.checks.context import (
     CaseResult,
     Context,
@@ -34,6 +34,7 @@ from pytest_fusion.checks.randomness.masks import Draws, drawn_alike
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.errors import SpecError
+from pytest_fusion.interpreter.memory.undefined_lanes import masked_fill
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.reference import (
     FEW_LANES,
@@ -109,7 +110,7 @@ class Trial:
         if note(memory.check_damage(first.damage)):
             return
         with self.context.clock.check("unwritten"):
-            second, other = call(self.context, self.result.case, self.logical, FILLS[1])
+            second, other = self.second(first, got)
         if second.error is not None:
             self.stop(second)
             return
@@ -259,8 +260,6 @@ class Trial:
         if difference is None:
             names = ", ".join(sorted(chance))
             return self.note(unknown("repeat", f"{names} varies from run to run, as deterministic= allows"))
-        if lines := memory.undefined_lanes(lambda fill: self.again(fill, chance)):
-            return self.note(memory.depends_on_undefined(*difference, lines))
         with context.clock.phase("make"):
             placed = place(self.logical, case, context.device, FILLS[0])
         with context.clock.phase("fused"):
@@ -276,10 +275,25 @@ class Trial:
         source += memory.read_at(fresh, scratch=caused_by_fresh)
         return self.note(memory.of_elements(check, *difference, f"depend on {source}", slug=slug))
 
-    def again(self, fill: str, chance: set[str]) -> dict[str, torch.Tensor] | None:
-        """What one more call gives under a fill, but for what varies by chance; ``None`` where it raises."""
-        outcome, placed = call(self.context, self.result.case, self.logical, fill)
-        return _without(self.collect(outcome, placed), chance) if outcome.error is None else None
+    def second(self, first: Outcome, got: Outputs) -> tuple[Outcome, Placed]:
+        """The call under the other fill, with poison in undefined lanes unless that changes anything by itself."""
+
+        def called(fill: str) -> tuple[Outcome, Placed]:
+            return call(self.context, self.result.case, self.logical, fill)
+
+        def results(outcome: Outcome, placed: Placed) -> Mapping[str, torch.Tensor] | None:
+            spoilt = outcome.error is not None or outcome.damage or memory.check_access(outcome, self.spec)
+            return None if spoilt else self.collect(outcome, placed).tensors
+
+        with masked_fill("poison"):
+            outcome, placed = called(FILLS[1])
+        now = results(outcome, placed) if first.undefined else got.tensors
+        if now is not None and repeat.first_difference(got.tensors, now) is None:
+            return outcome, placed
+        found = undefined.dependence(self.context, first.undefined, lambda: results(*called(FILLS[0])))
+        if found is not None:
+            self.note(found)
+        return called(FILLS[1])
 
     def tolerates(self, output: str) -> bool:
         """Whether ``deterministic=`` lets this output, or gradient, vary."""

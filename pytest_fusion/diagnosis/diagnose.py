@@ -18,7 +18,6 @@ from pytest_fusion.diagnosis.rules import (
     sources,
     strides,
     tuning,
-    undefined,
     unread,
     wrong_slice,
     zeros,
@@ -33,7 +32,6 @@ _OF_VALUES: tuple[Rule, ...] = (
     tuning.config,
     extents.zero,
     strides.layout,
-    undefined.lanes,
     indices.cached,
     numerics.special,
     numerics.overflow,
@@ -110,8 +108,6 @@ def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
         return ()
     if lab.verdict.identity in ("bounds:surroundings", "unwritten:scratch"):
         return _OF_PLACE
-    if lab.verdict.identity == "bounds:undefined":
-        return (undefined.lanes,)
     if check == "repeat":
         if isinstance(lab.verdict.evidence, WrongAccess):
             return indices.moved, indices.mixed

@@ -59,8 +59,6 @@ def pytest_configure(config: pytest.Config) -> None:
     device_choice.prepare(config.stash[keys.device])
     if options.executor == "serial":
         os.environ["PYTEST_FUSION_EXECUTOR"] = "serial"
-    if options.undefined == "zero":
-        os.environ["PYTEST_FUSION_UNDEFINED"] = "zero"
     config.stash[keys.options] = options
     config.stash[keys.records] = []
     config.stash[keys.orphans] = []

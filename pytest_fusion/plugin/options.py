@@ -23,7 +23,6 @@ class Options:
     profile: Profile
     isolate: str
     executor: str
-    undefined: str
     report: Path | None
     json: Path | None
     replay: Path | None
@@ -47,7 +46,6 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "bench-profile": ("", *PROFILES),
     "isolate": ("auto", "on", "off"),
     "executor": ("batched", "serial"),
-    "undefined": ("poison", "zero"),
     "update": ("none", "new", "regressed", "all"),
 }
 # name, help, default
@@ -57,11 +55,6 @@ _OPTIONS = (
     ("bench-profile", "The profile of a run with --fusion-bench that is given none by --fusion-profile", ""),
     ("isolate", "Run each test in a child process, so that a crash fails that test alone", "auto"),
     ("executor", "Run interpreted kernels with all programs of a launch at once, or one after the other", "batched"),
-    (
-        "undefined",
-        "What the masked lanes of a load without other= hold on the CPU lane; Triton leaves them undefined",
-        "poison",
-    ),
     ("update", "Which baselines --fusion-bench writes", "none"),
     ("baseline", "The folder of the baselines of --fusion-bench", ".fusion/baselines"),
     (
@@ -149,7 +142,6 @@ def resolve(config: pytest.Config) -> Options:
         profile=_profile(config, bench),
         isolate=_chosen(config, "isolate", "auto"),
         executor=_chosen(config, "executor", "batched"),
-        undefined=_chosen(config, "undefined", "poison"),
         report=_path(config, "report"),
         json=_path(config, "json"),
         replay=_path(config, "replay"),

@@ -19,9 +19,9 @@ from pytest_fusion.interpreter.bridge.modelled_device import posing_as_cuda
 from pytest_fusion.interpreter.bridge.named_device import missed, stand_in
 from pytest_fusion.interpreter.control.executor import most_alone
 from pytest_fusion.interpreter.launch import Launch
-from pytest_fusion.interpreter.memory.memory_findings import Findings, into
+from pytest_fusion.interpreter.memory.memory_findings import Findings, Site, into
 from pytest_fusion.interpreter.memory.regions import described_by
-from pytest_fusion.interpreter.memory.undefined_lanes import surrounded_by
+from pytest_fusion.interpreter.memory.undefined_lanes import judged_lanes
 from pytest_fusion.run import pristine
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.guarded_memory import Described
@@ -60,6 +60,8 @@ class Outcome:
     watch: Watch | None = None
     # Wrong accesses of interpreted kernels; on a GPU nobody sees them.
     findings: Findings = field(default_factory=Findings)
+    # Lines of interpreted kernels that have masked-off lanes in a load without ``other``.
+    undefined: list[Site] = field(default_factory=list)
 
 
 def _origin(error: BaseException) -> str:
@@ -166,7 +168,7 @@ def _called(
             into(outcome.findings),
             most_alone(_MOST_ALONE),
             described_by(Described(arena, watch)),
-            surrounded_by(arena.fill),
+            judged_lanes() as undefined,
             watch,
         ):
             with default_precision(), pristine.watched():
@@ -183,6 +185,7 @@ def _called(
         outcome.error = error
         outcome.origin, outcome.raiser = _origin(error), raised_by(error, fused)
         outcome.trace = _short_trace(error)
+    outcome.undefined = list(undefined)
     outcome.damage = [*placed.arena.damage(), *watch.damage()]
     return outcome
 

@@ -76,6 +76,11 @@ class Attempt:
         """What ends the check before any gradient is looked at; ``None`` if nothing does."""
         return ended(self._trial, self.outcome, self.placed, self.upstream, self.altered)
 
+    def results(self) -> dict[str, torch.Tensor] | None:
+        """The same; ``None`` where the call raised or left its memory."""
+        spoilt = self.backward is None or memory.check_access(self.outcome, self._trial.spec)
+        return None if spoilt else self.named()
+
     def _call(self, **arguments: Any) -> Any:
         spec = self._trial.spec
         self._leaves = {name: arguments[name] for name in self._wanted}

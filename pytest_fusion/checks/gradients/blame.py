@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import torch
 
-from pytest_fusion.checks import memory
 from pytest_fusion.checks.evidence import DamagedMemory, WrongAccess, WrongGradient
 from pytest_fusion.checks.gradients.backward import Attempt
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
@@ -120,8 +119,6 @@ def _of_memory(trial: Trial, upstream: Upstream, first: Attempt, name: str) -> t
     same = Attempt(trial, upstream, FILLS[0]).named().get(name)
     if same is None or bool(repeat.differing(before, same).any()):
         return None  # it varies by itself
-    if lines := memory.undefined_lanes(lambda fill: Attempt(trial, upstream, fill).named()):
-        return "wrong-neutral-element", f"{name} changes with {memory.of_undefined(lines)}"
     return "stale-memory", f"{name} changes with what fresh memory (torch.empty) held"
 
 

@@ -1,21 +1,20 @@
 """The values of masked-off lanes of a load without ``other``, which Triton leaves undefined.
 
-No single value exposes every kernel that uses them: a maximum ignores NaN, a minimum ignores a large number. So the
-lanes follow the fill of the call's fresh memory, and every case runs with both fills.
+Results are judged with 0 there, which NVIDIA's code generator puts into the register today; poison shows whether they
+depend on it. No single number exposes every kernel: a maximum passes over NaN, a minimum over a large number. So in
+turn the lanes hold NaN and numbers far from 0 of both signs.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 
-from pytest_fusion.interpreter.bridge import lane_state
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, is_float, poison
 from pytest_fusion.interpreter.memory import memory_findings
 from pytest_fusion.interpreter.memory.memory_findings import Site
@@ -23,20 +22,18 @@ from pytest_fusion.interpreter.scoped import holding
 
 Fill = Literal["poison", "zero"]
 
-# What these lanes hold in a whole process and its children: "zero", else poison.
-ENVIRONMENT = "PYTEST_FUSION_UNDEFINED"
 # Finite where the dtype allows it, so that a sum of a few is not infinite; the same as memory's own large fill.
 _HUGE = 1e30
+_COUNT = 61
 
 
 @dataclass(slots=True)
 class _Settings:
-    """``fill``: ``None`` for the environment's. ``poisoned``: a line that gets poison anyway. ``met``: lines so far."""
+    """``fill``: ``None`` for none chosen. ``poisoned``: a line that gets poison anyway. ``met``: lines so far."""
 
     fill: Fill | None = None
     poisoned: Site | None = None
     met: dict[Site, None] | None = None
-    huge: bool = False
 
 
 _settings = _Settings()
@@ -46,48 +43,38 @@ _settings = _Settings()
 def masked_fill(fill: Fill, *, poisoned: Site | None = None) -> Iterator[dict[Site, None]]:
     """Give masked-off lanes ``"poison"`` (the default) or ``"zero"``, except in the line ``poisoned``.
 
-    NVIDIA's code generator today moves zero into the register first. Yields the lines that have masked-off loads
-    without ``other``, in the order in which they first ran; the dict is complete when the block ends.
+    Yields the lines that have masked-off loads without ``other``, in the order in which they first ran; the dict is
+    complete when the block ends.
     """
     met: dict[Site, None] = {}
     with holding(_settings, fill=fill, poisoned=poisoned, met=met):
         yield met
 
 
-def surrounded_by(fill: str) -> AbstractContextManager[None]:
-    """Choose the poison: for ``"huge"`` numbers far from 0 of both signs, as memory's fill has, else NaN."""
-    return holding(_settings, huge=fill == "huge")
-
-
-@cache
-def environment_fill() -> Fill:
-    """The fill that the environment sets; read once, because calls hide the test's variables from the kernel."""
-    return "zero" if os.environ.get(ENVIRONMENT) == "zero" else "poison"
+def judged_lanes() -> AbstractContextManager[dict[Site, None]]:
+    """As ``masked_fill``, with what an outer one chose, else zero."""
+    return masked_fill(_settings.fill or "zero", poisoned=_settings.poisoned)
 
 
 def masked_lanes(dtype: np.dtype[Any], mask: Array | None, shape: tuple[int, ...]) -> Array:
     """What a load of ``dtype`` and ``shape`` (programs, *block) without ``other`` has where ``mask`` is false."""
-    fill, met = _settings.fill or environment_fill(), _settings.met
-    poisoned = _either(dtype, shape[1:]) if _settings.huge and mask is not None else np.asarray(poison(dtype))
-    if mask is None or (fill != "zero" and met is None) or mask.all():
-        return poisoned  # for lanes that a check refuses
-    if met is None:
-        lane_state.note(
-            "masked lanes of a load without other= were 0, because of --fusion-undefined zero; Triton leaves them "
-            "undefined"
-        )
-        return np.zeros((), dtype)
-    here = memory_findings.site()
-    met[here] = None
-    return np.zeros((), dtype) if fill == "zero" and here != _settings.poisoned else poisoned
+    if mask is None or mask.all():
+        return np.asarray(poison(dtype))  # for lanes that a check refuses
+    here = memory_findings.site() if _settings.met is not None else None
+    if here is not None and _settings.met is not None:
+        _settings.met[here] = None
+    zero = _settings.fill == "zero" and (here is None or here != _settings.poisoned)
+    return np.zeros((), dtype) if zero else _poisoned(dtype, shape[1:])
 
 
 @lru_cache(maxsize=256)
-def _either(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """Values far above and far below 0, alternating along each axis: (1, *shape)."""
+def _poisoned(dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    """Poison, a value far above 0 and one far below, in turn along each axis: (1, *shape)."""
+    turn = np.indices(shape, dtype=np.uint8).sum(axis=0, dtype=np.uint8) % 3
     above, below = _huge_of(dtype)
-    odd = np.indices(shape, dtype=np.uint8).sum(axis=0, dtype=np.uint8) % 2 == 1
-    lanes: Array = np.where(odd, below, above)[None]
+    # A number that a loop counts to stays small enough for the loop to end.
+    first = dtype.type(_COUNT) if not shape and dtype.kind in "iu" else poison(dtype)
+    lanes: Array = np.where(turn == 0, first, np.where(turn == 1, above, below))[None]
     lanes.flags.writeable = False  # shared by all loads of the shape
     return lanes
 
@@ -99,7 +86,7 @@ def _huge_of(dtype: np.dtype[Any]) -> tuple[Any, Any]:
         huge = np.array([_HUGE, 57344.0, 448.0, 240.0], np.float32)
         held = huge.astype(dtype)
         fits = held.astype(np.float32)
-        above = held[np.isfinite(fits) & (fits > 0)][0]
-        return above, -above
+        fits = fits[np.isfinite(fits) & (fits > 0)][:1]
+        return fits.astype(dtype)[0], (fits / -2).astype(dtype)[0]
     least = np.iinfo(dtype).min
     return poison(dtype), dtype.type(least + np.iinfo(dtype).max // 16 if least else 0)

@@ -53,6 +53,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     sources.beyond,
 )
 _OF_HOLES: tuple[Rule, ...] = (
+    tuning.config,
     extents.zero,
     strides.layout,
     ends.last_index,

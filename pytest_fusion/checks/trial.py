@@ -56,6 +56,9 @@ _FEW_ELEMENTS = 16
 # must not pass for an effect of the fill, and 2^-16 of them do. While a failure shrinks that question is answered, but
 # where chance is declared it is asked anew.
 _CHANCES, _CHANCES_WHILE_SHRINKING = 8, 2
+# Calls under each fill that must agree before it is the first call of a case that differs: of an output that is another
+# every other time, one case in 64 is taken for that.
+_LATER = 3
 
 
 class Trial:
@@ -252,8 +255,8 @@ class Trial:
                 if not self.tolerates(same[0]):
                     # A thread that still writes to what was returned may undo the difference before it is measured.
                     varied = repeat.variations(self.steady(before.tensors), [now.tensors]) or [repeat.seen(*same)]
-                    if before is got and not repeat.variations(self.steady(other.tensors), [now.tensors]):
-                        return self.note(repeat.varies(varied, repeat.FIRST, runs=3))
+                    if before is got and self.agree(now, other):
+                        return self.note(repeat.varies(varied, repeat.FIRST, runs=3 + 2 * _LATER))
                     return self.note(repeat.check_repeat(varied, 3))
                 chance.add(same[0])
         difference = repeat.first_difference(_without(got, chance), other.tensors)
@@ -274,6 +277,16 @@ class Trial:
         )
         source += memory.read_at(fresh, scratch=caused_by_fresh)
         return self.note(memory.of_elements(check, *difference, f"depend on {source}", slug=slug))
+
+    def agree(self, *earlier: Outputs) -> bool:
+        """Whether later calls give what an ``earlier`` one gave under each fill: the case's first call differs."""
+        for _ in range(_LATER):
+            for fill, before in zip(FILLS, earlier, strict=True):
+                outcome, placed = call(self.context, self.result.case, self.logical, fill)
+                now = {} if outcome.error is not None else self.collect(outcome, placed).tensors
+                if repeat.first_difference(self.steady(before.tensors), now) is not None:
+                    return False
+        return True
 
     def second(self, first: Outcome, got: Outputs) -> tuple[Outcome, Placed]:
         """The call under the other fill, with poison in undefined lanes unless that changes anything by itself."""
@@ -414,8 +427,8 @@ class Trial:
         return tf32.judged(self.context, native, judge)
 
     def excused(self) -> set[str]:
-        """Outputs that a plain call gets wrong where `values` is switched off: no other check judges their values."""
-        if self.context.on("values"):
+        """Outputs that a plain call gets wrong, which is waived or was found before: no other check judges them."""
+        if self._excused is None and self.context.on("values") and not self.context.focus.known:
             return set()
         if self._excused is None:
             outcome, placed = call(self.context, self.result.case, self.logical, FILLS[0])
@@ -485,7 +498,7 @@ class Trial:
         # What is kept by shape spoils every later call of these sizes: judged alone, it would look like a wrong value.
         certain = cause and _varied(before) and not self.result.waived
         alone = CaseResult(case) if certain else self.alone(case)
-        if alone.rejected is not None or alone.waived:
+        if alone.rejected is not None or alone.waived or alone.spoiled_by():
             return
         if alone.failure is not None:
             self.result.case, self.result.verdicts = case, alone.verdicts

@@ -11,6 +11,7 @@ import torch
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.repeat.repeat import check_repeat, differing, first_difference, variations
+from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.inputs import derived, optional, tensor
 from tests.checks.judged import concluded
@@ -61,6 +62,30 @@ def test_chance_that_agrees_with_the_fill_for_a_while_is_chance(judge_one: Any) 
     result = judge_one(kernel, lambda x: x * 3)
     assert result.failure is not None
     assert result.failure.check == "repeat", result.failure.reason
+
+
+class Counted:
+    """Triples where its counter says that it is the first to come; ``back``: the counter is set back."""
+
+    def __init__(self, *, back: bool) -> None:
+        self.came, self.back = 0, back
+
+    def __call__(self, x: T) -> T:
+        out = torch.empty_like(x)
+        if self.came == 0:
+            out[...] = x * 3
+        self.came += not self.back
+        return out
+
+
+def test_a_counter_that_is_not_set_back_is_named(judge_one: Any) -> None:
+    """The first call is right, and all later ones leave memory as they found it, which is another thing each time."""
+    failure = judge_one(Counted(back=False), triple).failure
+    assert (failure.identity, likely_cause(failure)) == ("repeat:out", "cached-answer")
+    assert "between the first call on these inputs and later ones, which agree" in failure.reason
+    assert "a counter or a workspace, is not set back" in failure.reason
+    assert judge_one(Counted(back=True), triple).failure is None
+    assert likely_cause(judge_one(Unsteady(), triple).failure) == "nondeterministic"
 
 
 def test_a_difference_that_is_gone_when_it_is_measured_fails(judge_one: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,11 +151,16 @@ def varies(varied: Sequence[Variation], when: str, *, runs: int | None = None, o
     worst, *rest = varied
     others = f"; so do {', '.join(map(str, rest))}" if rest else ""
     names = ", ".join('"' + v.output.removesuffix(" (in place)") + '": False' for v in varied)
+    advice = (
+        "something kept between calls, a counter or a workspace, is not set back"
+        if when == FIRST
+        else f"declare deterministic={{{names}}}, or deterministic=False for all outputs, if that is meant"
+    )
     return failed(
         "repeat",
-        f"{worst} differ {when}, the first at {worst.first}{others}; declare deterministic={{{names}}}, or "
-        "deterministic=False for all outputs, if that is meant",
+        f"{worst} differ {when}, the first at {worst.first}{others}; {advice}",
         identity=f"repeat:{worst.output}",
         output=worst.output,
+        cause="cached-answer" if when == FIRST else None,
         evidence=Variance(worst, list(varied), runs, order),
     )

@@ -157,7 +157,8 @@ class _Again:
         if not varied:
             return None
         later = len(runs) > 1 and not repeat.variations(runs[0], runs[1:])
-        if later and all(repeat.first_difference(self.base, run) is not None for run in runs):
+        later = later and all(repeat.first_difference(self.base, run) is not None for run in runs)
+        if later and not repeat.variations(runs[0], self._plain()):
             return repeat.varies(varied, repeat.FIRST, runs=count + 2)
         return repeat.check_repeat(varied, count + 2)
 

@@ -33,7 +33,7 @@ def judge_one(
 ) -> ValuesVerdict:
     """Judge one output by the policy in force; ``fine`` gives the lanes that a grade needs, ``wide`` those of float32
     where the reference computes in 16 bits, ``laid`` those of the reference on the inputs as they lie, ``eager`` what
-    it comes to op by op in 16 bits. Elements that are finite where the reference is not are left out of the verdict,
+    it comes to op by op in 16 bits. Elements that lost NaN or infinity are left out of the verdict,
     and named by it."""
 
     def judged(got: torch.Tensor) -> ValuesVerdict:
@@ -51,8 +51,8 @@ def judge_one(
         return verdict
     first = tuple(lost.nonzero()[0].tolist())
     swallowed = (
-        f"{int(lost.sum())} of {lost.numel()} element(s) are finite where the reference is not, the first at "
-        f"{list(first)}: got {candidate[first].item():.9g}, the reference has {native[first].item():.9g}"
+        f"{int(lost.sum())} of {lost.numel()} element(s) lost the NaN or infinity that the reference has, the first "
+        f"at {list(first)}: got {candidate[first].item():.9g}, the reference has {native[first].item():.9g}"
     )
     if not bool(native[lost].isnan().all()):
         swallowed += (

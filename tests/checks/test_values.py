@@ -109,7 +109,7 @@ def test_nan_that_is_made_is_wrong_and_nan_that_is_lost_is_a_hazard(judge_one: A
     if expected == "nan-swallowed":
         assert (result.failure, found) == (None, [expected])
         (hazard,) = [verdict for verdict in result.verdicts if verdict.status == "hazard"]
-        assert "are finite where the reference is not, the first at [" in hazard.reason
+        assert "element(s) lost the NaN or infinity that the reference has, the first at [" in hazard.reason
     else:
         assert (result.failure.identity if result.failure else "", found) == (expected, [])
 

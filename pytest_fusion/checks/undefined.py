@@ -29,7 +29,7 @@ class _State:
 
 
 def dependence(context: Context, lines: Sequence[Site], run: Callable[[], Results]) -> Verdict | None:
-    """The hazard where ``run`` gives other results with poison in such lanes of ``lines`` than with 0."""
+    """The hazard where ``run`` gives other results with poison in masked-off lanes of ``lines`` than with 0."""
 
     def under(fill: Fill, line: Site | None = None) -> Results:
         with masked_fill(fill, poisoned=line):

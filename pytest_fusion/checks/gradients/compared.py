@@ -52,6 +52,8 @@ def compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[s
         with trial.context.clock.phase("judge"):
             judge = partial(_judged, trial, upstream, name, got.detach(), few[name])
             judged = tf32.judged(trial.context, native, judge)
+        for swallowed in values_check.swallowed(NAME, {f"d{name}": judged}):
+            trial.note(swallowed)
         if judged.ok:
             continue
         evidence = WrongGradient(

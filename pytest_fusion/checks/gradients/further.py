@@ -14,15 +14,18 @@ from typing import Any, Literal
 import torch
 
 from pytest_fusion import interpreter
-from pytest_fusion.checks import memory
+from pytest_fusion.checks import memory, undefined
 from pytest_fusion.checks.context import call_placed
 from pytest_fusion.checks.gradients.backward import NAME, Attempt, connected, named, prepared
+from pytest_fusion.checks.gradients.compared import compare
 from pytest_fusion.checks.gradients.upstream import Upstream
 from pytest_fusion.checks.outputs import collect
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import SECOND, Verdict, failed, hazard
 from pytest_fusion.interpreter.control.executor import ordered
+from pytest_fusion.interpreter.memory.undefined_lanes import masked_fill
+from pytest_fusion.oracle.reference import FEW_LANES
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.spec.fusion_spec import UPSTREAM
 
@@ -146,7 +149,14 @@ def chance_of(trial: Trial, upstream: Upstream, before: Mapping[str, torch.Tenso
 def _other_fill(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
     """The same gradients with other bytes around the inputs and in fresh memory."""
     before = trial.steady(first.named())
-    other = Attempt(trial, upstream, FILLS[1])
+    with masked_fill("poison"):
+        other = Attempt(trial, upstream, FILLS[1])
+    lines = first.outcome.undefined
+    if lines and (other.ended() or repeat.first_difference(before, other.named())):
+        found = undefined.dependence(trial.context, lines, lambda: Attempt(trial, upstream, FILLS[0]).results())
+        if found is not None:
+            trial.note(found)
+        other = Attempt(trial, upstream, FILLS[1])
     if other.backward is None:
         return other.ended()
     difference = repeat.first_difference(before, other.named())
@@ -155,8 +165,6 @@ def _other_fill(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | N
     if (chance := chance_of(trial, upstream, before)) is not None:
         return chance
     name, mask = trial.result.differs = difference
-    if lines := memory.undefined_lanes(lambda fill: trial.steady(Attempt(trial, upstream, fill).named())):
-        return memory.depends_on_undefined(name, mask, lines)
     return failed(
         "bounds",
         f"{int(mask.sum())} of {mask.numel()} element(s) of {name} depend on what is around the inputs or in fresh "
@@ -170,7 +178,7 @@ def in_other_order(trial: Trial, upstream: Upstream, first: Attempt, *, always: 
     """The same gradients when programs run in another order, where this process chooses it; see `repetition`."""
     context = trial.context
     before = trial.steady(first.named())
-    if context.device.type != "cpu" or not interpreter.installed() or not before or not context.on("repeat"):
+    if context.device.type != "cpu" or not interpreter.installed() or not context.on("repeat"):
         return None
     programs = max((launch.programs for launch in first.outcome.launches), default=0)
     if not programs or upstream.kind == "zero":
@@ -185,9 +193,15 @@ def in_other_order(trial: Trial, upstream: Upstream, first: Attempt, *, always: 
         with ordered("reversed"):
             turned = Attempt(trial, upstream, FILLS[0])
         # Programs that wait for those before them cannot be turned round.
-        varied = repeat.variations(before, [turned.named()]) if turned.backward is not None else []
-        if not varied:
+        if turned.backward is None:
             return None
+        varied = repeat.variations(before, [turned.named()])
+        if not varied and len(before) == len(first.named()):
+            return None
+        if not varied:
+            found = compare(trial, upstream, turned.backward, upstream.lanes(FEW_LANES))
+            wrong = next((each for each in found if each.failed), None)
+            return wrong and repeat.varies_wrongly(wrong, "with the programs in another order (the last one first)")
         return chance_of(trial, upstream, before) or repeat.varies(
             varied,
             "when the programs of a launch, or the lanes of one, run in another order, which a GPU chooses as it "

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
-from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.containers import has_no_equality, hidden, leaves, tensors_by_name
-from pytest_fusion.checks import memory, structure, undefined, values_check
+from pytest_fusion.checks import memory, structure, values_check
 from pytest_fusion.checks.context import (
     CaseResult,
     Context,
@@ -22,27 +20,25 @@ from pytest_fusion.checks.context import (
     error_verdict,
     other_values,
     precision,
-    reader,
     reference_of,
     reject,
     rejection,
     tensors_of,
 )
-from pytest_fusion.checks.kernels import tf32
+from pytest_fusion.checks.kernels import tf32, undefined
 from pytest_fusion.checks.outputs import IN_PLACE, Outputs, collect, varies
 from pytest_fusion.checks.randomness.masks import Draws, drawn_alike
+from pytest_fusion.checks.reference_runs import ReferenceRuns
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.errors import SpecError
 from pytest_fusion.interpreter.memory.undefined_lanes import masked_fill
-from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.reference import (
     FEW_LANES,
     MANY_LANES,
     MOST_LANES,
     ReferenceFailed,
     ReferenceRun,
-    run_reference,
 )
 from pytest_fusion.oracle.rounding import NARROW, factors_in_tf32
 from pytest_fusion.oracle.tolerance import ValuesVerdict
@@ -88,9 +84,7 @@ class Trial:
         self.sampled = self.set_apart()
         # Whether the reference may round to 16 bits on its way.
         self.narrow = any(t.dtype in NARROW for t in tensors_of(logical).values())
-        self._lanes: dict[tuple[int, str, bool], dict[str, OutputLanes]] = {}
-        self._laid: dict[str, OutputLanes] | None = None
-        self._eager: dict[str, torch.Tensor] | None = None
+        self.runs = ReferenceRuns(context, result, logical, reference)
         self._excused: set[str] | None = None
 
     def run(self, first: Outcome, placed: Placed, *, again: bool) -> None:
@@ -316,66 +310,6 @@ class Trial:
         """The outputs, or gradients, that may not vary."""
         return {name: t for name, t in tensors.items() if not self.tolerates(name)}
 
-    def fresh_lanes(self, name: str, count: int, kind: Literal["E", "F"]) -> OutputLanes:
-        """Lanes of one output from another run of the reference, which serves all outputs."""
-        key = (count, kind, factors_in_tf32())
-        if key not in self._lanes:
-            self._lanes[key] = self._priced("fresh lanes", count, kind)
-        return self._lanes[key][name]
-
-    def laid_lanes(self, name: str, count: int) -> OutputLanes | None:
-        """Lanes of one output from the reference on inputs in their layouts: ``F.linear`` rounds once more before it
-        adds a bias that has a stride, unless ``x`` is a matrix. ``None`` where all are contiguous, or it does not take
-        them so, or means something else by them."""
-        if self._laid is None:
-            self._laid = {}
-            placed = place(self.logical, self.result.case, self.context.device, FILLS[0])
-            if not all(t.is_contiguous() for t in placed.tensors.values()):
-                with contextlib.suppress(ReferenceFailed, SpecError):
-                    self._laid = self._priced("laid lanes", count, "E", laid=placed.arguments)
-        return (
-            values_check.meant_alike(self.fresh_lanes(name, count, "E"), self._laid[name])
-            if name in self._laid
-            else None
-        )
-
-    def eager(self, name: str) -> torch.Tensor | None:
-        """What the reference comes to in eager 16 bits for one output; ``None`` where no input is of 16 bits."""
-        if self._eager is None:
-            runs: list[ReferenceRun] = []
-
-            def once() -> list[torch.Tensor]:
-                context = self.context
-                read = reader(self.spec)
-                runs.append(run_reference(self.spec, self.logical, context.extra, read, lanes=0, seed=0))
-                return runs[-1].native
-
-            with self.context.clock.phase("reference"):
-                seed = counter_random.mix(self.result.case.seed, "eager")
-                self._eager = values_check.eager_of(once, lambda: self._names(runs[-1]), seed)
-        return self._eager.get(name)
-
-    def _names(self, run: ReferenceRun) -> list[str]:
-        return list(collect(run.result, run.arguments, self.spec.mutates).tensors)
-
-    def _priced(
-        self, salt: str, count: int, kind: Literal["E", "F"], *, laid: Mapping[str, Any] | None = None
-    ) -> dict[str, OutputLanes]:
-        with self.context.clock.phase("reference"):
-            run = run_reference(
-                self.spec,
-                self.logical,
-                self.context.extra,
-                reader(self.spec),
-                lanes=count,
-                kind=kind,
-                seed=counter_random.mix(self.result.case.seed, salt, count, kind),
-                limit_s=self.context.reference_s,
-                laid=laid,
-                numbers=self.reference.numbers,
-            )
-        return dict(zip(self._names(run), run.lanes, strict=True))
-
     def wrong(self, result: Any, placed: Placed) -> Verdict | None:
         """What is wrong with what another call returned; ``None`` where nothing is."""
         found = self.compare(self.collect(Outcome(result=result), placed))
@@ -411,17 +345,17 @@ class Trial:
 
         def judge() -> ValuesVerdict:
             coarse = factors_in_tf32()
-            few = self.fresh_lanes(name, FEW_LANES, "E") if coarse and lanes else lanes[index] if lanes else None
+            few = self.runs.fresh_lanes(name, FEW_LANES, "E") if coarse and lanes else lanes[index] if lanes else None
             return values_check.judge_one(
                 candidate,
                 native,
                 few,
-                lambda: self.fresh_lanes(name, many, "E"),
+                lambda: self.runs.fresh_lanes(name, many, "E"),
                 self.spec.tolerance,
-                (lambda: self.fresh_lanes(name, FEW_LANES, "F")) if grade else None,
-                (lambda: self.fresh_lanes(name, many, "F")) if self.narrow else None,
-                (lambda: self.laid_lanes(name, many)) if laid and not coarse else None,
-                (lambda: self.eager(name)) if laid and self.narrow else (lambda: None),
+                (lambda: self.runs.fresh_lanes(name, FEW_LANES, "F")) if grade else None,
+                (lambda: self.runs.fresh_lanes(name, many, "F")) if self.narrow else None,
+                (lambda: self.runs.laid_lanes(name, many)) if laid and not coarse else None,
+                (lambda: self.runs.eager(name)) if laid and self.narrow else (lambda: None),
             )
 
         return tf32.judged(self.context, native, judge)

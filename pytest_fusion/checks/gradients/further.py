@@ -14,11 +14,12 @@ from typing import Any, Literal
 import torch
 
 from pytest_fusion import interpreter
-from pytest_fusion.checks import memory, undefined
+from pytest_fusion.checks import memory
 from pytest_fusion.checks.context import call_placed
 from pytest_fusion.checks.gradients.backward import NAME, Attempt, connected, named, prepared
 from pytest_fusion.checks.gradients.compared import compare
 from pytest_fusion.checks.gradients.upstream import Upstream
+from pytest_fusion.checks.kernels import undefined
 from pytest_fusion.checks.outputs import collect
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial

@@ -1,1 +1,1 @@
-"""What launchers and kernels do beside their results: cases refused, kernels that do not compile, products in TF32."""
+"""What launchers and kernels do beside their results: refusals, compiling, products in TF32, undefined lanes."""

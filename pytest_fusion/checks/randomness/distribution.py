@@ -136,7 +136,7 @@ def _impossible(trial: Trial, name: str, rows: _Rows, got: torch.Tensor) -> Verd
     wrong = rows.sound & (_of(rows.p, drawn) == 0)
     if not bool(wrong.any()):
         return None
-    lanes = trial.fresh_lanes(name, MANY_LANES, "E")
+    lanes = trial.runs.fresh_lanes(name, MANY_LANES, "E")
     for lane in (lanes.oracle, *lanes.lanes):
         wrong &= _of(lane.to(torch.float64).reshape(rows.p.shape), drawn) == 0
     if not bool(wrong.any()):

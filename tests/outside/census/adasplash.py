@@ -3,6 +3,8 @@
 # ruff: noqa: PLW0108 - the names of the lambdas' parameters are those of the inputs
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def kernels() -> list[Kernel]:
     from adasplash import adasplash_no_block_mask, triton_entmax15, triton_entmax_v1
     from adasplash import triton_sparsemax as sparse
+
+    # It leaves its tuning out where this is "1", and then lacks the block sizes; Triton reads both words alike.
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        os.environ["TRITON_INTERPRET"] = "true"
 
     rows = {"rows": dim(1), "n": dim(1, 4096)}
     x = {"x": tensor("rows n")}

@@ -13,7 +13,7 @@ from tests.outside.census.entry import Kernel, kernel
 
 
 def loss(e: Tensor, c: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(e @ c.T, target)
+    return F.cross_entropy(e @ c.T, target).float()
 
 
 def log_sum_exp(e: Tensor, c: Tensor) -> Tensor:
@@ -29,10 +29,10 @@ def kernels() -> list[Kernel]:
     dims = {"rows": dim(1, 100), "hidden": dim(1, 64), "vocab": dim(1, 300)}
     return [
         kernel("linear_cross_entropy", lambda e, c, target: linear_cross_entropy(e, c, target, impl="cce"), loss,
-               inputs, dims=dims, dtypes=halves),
+               inputs, wide=(0,), dims=dims, dtypes=halves),
         kernel("linear_cross_entropy, backward, no filter", lambda e, c, target:
-               linear_cross_entropy(e, c, target, filter_eps=None, impl="cce"), loss, inputs, dims=dims,
-               dtypes=halves, grad=True),
+               linear_cross_entropy(e, c, target, filter_eps=None, impl="cce"), loss, inputs, wide=(0,),
+               dims=dims, dtypes=halves, grad=True),
         kernel("cce_lse_forward", lambda e, c: cce_lse_forward_kernel(e, c), log_sum_exp,
                {"e": tensor("rows hidden"), "c": tensor("vocab hidden")}, wide=(0,), dims=dims, dtypes=halves),
     ]  # fmt: skip

@@ -3,8 +3,6 @@
 # ruff: noqa: PLW0108 - the names of the lambdas' parameters are those of the inputs
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,6 +13,8 @@ from tests.outside.census.entry import Kernel, kernel
 from tests.outside.census.formulas import EPS
 
 PAGE = 16
+IN_PLACE = "Conch 1.3: `gemma_rms_norm` overwrites its input, and loses the residual"
+PAST_THE_END = {"out-of-bounds": "Conch 1.3: products read past the end along K and N"}
 
 
 def gemma(x: Tensor, weight: Tensor) -> Tensor:
@@ -48,12 +48,13 @@ def paged_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Ten
     return torch.stack(out)
 
 
-def int8_quant(x: Tensor) -> Tensor:
-    return (x / 0.021).round().clamp(-128, 127).to(torch.int8)
+def int8_quant(x: Tensor, scale: Tensor) -> Tensor:
+    """As its own reference in PyTorch, which drops the fraction."""
+    return (x * scale.reciprocal()).clamp(-128, 127).to(torch.int8)
 
 
-def fp8_quant(x: Tensor) -> Tensor:
-    return (x / 0.021).clamp(-448, 448).to(torch.float8_e4m3fn)
+def fp8_quant(x: Tensor, scale: Tensor) -> Tensor:
+    return (x * scale.reciprocal()).clamp(-448, 448).to(torch.float8_e4m3fn)
 
 
 def cached(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
@@ -97,15 +98,13 @@ def kernels() -> list[Kernel]:
     from conch.ops.quantization import fp8, gemm, int8
     from conch.ops.vllm import reshape_and_cache
 
-    def quantized(function: Any) -> Any:
-        return lambda x: function(x, torch.tensor([0.021], device=x.device))[0]
-
     def stored(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
         reshape_and_cache.reshape_and_cache(k, v, k_cache, v_cache, slots)
 
     rows = {"rows": dim(1), "n": dim(1, 8192)}
     halves = {"x": tensor("rows 2*half")}
     normed = {"x": tensor("rows n"), "weight": tensor("n")}
+    scaled_by = {"x": tensor("rows n"), "scale": tensor("1", dtype=torch.float32, values=values.uniform(0.01, 0.1))}
     return [
         kernel("rms_norm", lambda x, weight: rms_norm.rms_norm(x, weight, EPS), formulas.rms_norm, normed, dims=rows),
         kernel("fused_add_rms_norm", lambda x, residual, weight:
@@ -113,7 +112,7 @@ def kernels() -> list[Kernel]:
                {"x": tensor("rows n"), "residual": tensor("rows n"), "weight": tensor("n")}, dims=rows,
                clobbers=("x", "residual")),
         kernel("gemma_rms_norm", lambda x, weight: gemma_rms_norm.gemma_rms_norm(x, weight, EPS), gemma, normed,
-               dims=rows),
+               dims=rows, proved=dict.fromkeys(("mutates-input", "aliasing"), IN_PLACE)),
         kernel("silu_and_mul", lambda x: silu.silu_and_mul(x),
                lambda x: F.silu(x[:, : x.shape[1] // 2]) * x[:, x.shape[1] // 2 :], halves,
                dims={"rows": dim(1), "half": dim(1)}),
@@ -132,8 +131,10 @@ def kernels() -> list[Kernel]:
                 "v": tensor("blocks 16 kv_heads size"), "table": derived(pages), "lengths": derived(lengths)},
                dims={"batch": dim(1, 4), "blocks": dim(1, 8), "each": dim(1, 4), "kv_heads": dim(1, 2),
                      "heads": dim(1, 8, multiple_of="kv_heads"), "size": dim(32, 128, multiple_of=32)}),
-        kernel("scaled_int8_quant", quantized(int8.scaled_int8_quant), int8_quant, {"x": tensor("rows n")}, dims=rows),
-        kernel("scaled_fp8_quant", quantized(fp8.scaled_fp8_quant), fp8_quant, {"x": tensor("rows n")}, dims=rows),
+        kernel("scaled_int8_quant", lambda x, scale: int8.scaled_int8_quant(x, scale)[0], int8_quant, scaled_by,
+               dims=rows),
+        kernel("scaled_fp8_quant", lambda x, scale: fp8.scaled_fp8_quant(x, scale)[0], fp8_quant, scaled_by,
+               dims=rows),
         kernel("reshape_and_cache", stored, cached,
                {"k": tensor("tokens heads size"), "v": tensor("tokens heads size"),
                 "k_cache": tensor("blocks 16 heads size", layouts=("contiguous",)),
@@ -146,12 +147,12 @@ def kernels() -> list[Kernel]:
                 "packed": tensor("8*groups n", dtype=torch.int32, values=values.integers(-(2**31), 2**31 - 1)),
                 "scales": tensor("groups n", values=values.uniform(0.01, 0.02))},
                dims={"rows": dim(1, 40), "groups": dim(1, 4), "n": dim(1, 80)},
-               dtypes=(torch.float16, torch.bfloat16)),
+               dtypes=(torch.float16, torch.bfloat16), proved=PAST_THE_END),
         kernel("scaled_gemm", lambda a, b, scale_a, scale_b: gemm.scaled_gemm(a, b, scale_a, scale_b, torch.bfloat16),
                scaled,
                {"a": tensor("rows inner", dtype=torch.int8, values=values.integers(-127, 127)),
                 "b": tensor("inner n", dtype=torch.int8, values=values.integers(-127, 127)),
                 "scale_a": tensor("rows 1", dtype=torch.float32, values=values.uniform(0.01, 0.1)),
                 "scale_b": tensor("n 1", dtype=torch.float32, values=values.uniform(0.01, 0.1))},
-               dims={"rows": dim(1, 40), "inner": dim(1, 200), "n": dim(1, 80)}, wide=(0,)),
+               dims={"rows": dim(1, 40), "inner": dim(1, 200), "n": dim(1, 80)}, wide=(0,), proved=PAST_THE_END),
     ]  # fmt: skip

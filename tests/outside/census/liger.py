@@ -17,6 +17,12 @@ from tests.outside.census.formulas import EPS, rotated
 
 # calculate_settings() raises past 65536 columns; of zero columns torch cannot tell the rows.
 COLUMNS = dim(1, 65536)
+UPSTREAM = dict.fromkeys(
+    ("mutates-input", "upstream-overwritten"), "Liger-Kernel 0.8.5: backward writes into the upstream gradient"
+)
+CANCELS = "Liger-Kernel 0.8.5: group norm cancels, and overflows in float16"
+NORMS = dict.fromkeys(("low-precision-accumulation", "overflow"), CANCELS)
+OVERWRITTEN = {"mutates-input": "Liger-Kernel 0.8.5: backward overwrites the inputs of SwiGLU and GEGLU"}
 
 
 def unit(x: Tensor) -> Tensor:
@@ -223,9 +229,9 @@ def kernels() -> list[Kernel]:
     }  # fmt: skip
     return [
         kernel("rms_norm", lambda x, weight: ops.LigerRMSNormFunction.apply(x, weight, EPS), formulas.rms_norm,
-               weighted, dims=rows, grad=True),
+               weighted, dims=rows, grad=True, proved=UPSTREAM),
         kernel("rms_norm, gemma", lambda x, weight: ops.LigerRMSNormFunction.apply(x, weight, EPS, 1.0, "gemma"),
-               gemma, weighted, dims=rows, grad=True),
+               gemma, weighted, dims=rows, grad=True, proved=UPSTREAM),
         kernel("rms_norm, not in place", lambda x, weight:
                ops.LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "llama", False), formulas.rms_norm,
                weighted, dims=rows, grad=True),
@@ -238,13 +244,14 @@ def kernels() -> list[Kernel]:
                ops.LigerGroupNormFunction.apply(x, weight, bias, len(weight), 3, EPS), group_norm,
                {"x": tensor("batch channels size"), "weight": tensor("channels"), "bias": tensor("channels")},
                dims={"batch": dim(1), "channels": dim(3, 24, multiple_of=3), "size": dim(1)}, grad=True,
-               deterministic=False),
+               deterministic=False, proved=NORMS),
         kernel("poly_norm", lambda x, weight, bias: ops.LigerPolyNormFunction.apply(x, weight, bias, EPS), poly_norm,
-               {"x": tensor("rows n"), "weight": tensor("3"), "bias": tensor("")}, dims=rows, grad=True),
+               {"x": tensor("rows n"), "weight": tensor("3"), "bias": tensor("")}, dims=rows, grad=True,
+               proved=UPSTREAM),
         kernel("modulated_rms_norm", lambda x, weight, scale, shift:
                ops.LigerModulatedRMSNormFunction.apply(x, weight, scale, shift, EPS), modulated,
                {"x": tensor("batch seq n"), "weight": tensor("n"), "scale": tensor("batch n"),
-                "shift": tensor("batch n")}, dims={**rows, "batch": dim(1), "seq": dim(1)}, grad=True),
+                "shift": tensor("batch n")}, dims={**rows, "batch": dim(1), "seq": dim(1)}, grad=True, proved=UPSTREAM),
         kernel("dyt", lambda x, alpha, weight, bias: ops.LigerDyTFunction.apply(x, alpha, weight, bias),
                lambda x, alpha, weight, bias: torch.tanh(alpha * x) * weight + bias,
                {"x": tensor("rows n"), "alpha": tensor("1"), "weight": tensor("n"), "bias": tensor("n")}, dims=rows),
@@ -253,12 +260,12 @@ def kernels() -> list[Kernel]:
                {"x": tensor("rows n"), "alpha": tensor("1"), "weight": tensor("n"), "bias": tensor("n")}, dims=rows,
                grad=True, devices=("cuda",)),
         kernel("swiglu", lambda a, b: ops.LigerSiLUMulFunction.apply(a, b), formulas.swiglu, pair, dims=rows,
-               grad=True, clobbers=("a", "b")),
+               grad=True, proved=OVERWRITTEN),
         kernel("swiglu, gate and up in one", lambda y: ops.LigerFusedGateUpSiLUMulFunction.apply(y),
                lambda y: F.silu(y[:, : y.shape[1] // 2]) * y[:, y.shape[1] // 2 :], {"y": tensor("rows 2*half")},
-               dims={"half": dim(1, 32768)}, grad=True, clobbers="y"),
+               dims={"half": dim(1, 32768)}, grad=True, proved=OVERWRITTEN),
         kernel("geglu", lambda a, b: ops.LigerGELUMulFunction.apply(a, b), formulas.geglu_tanh, pair, dims=rows,
-               grad=True, clobbers=("a", "b")),
+               grad=True, proved=OVERWRITTEN),
         kernel("relu_squared", lambda x: ops.LigerReLUSquaredFunction.apply(x), lambda x: x.relu() ** 2, x,
                dims=rows, grad=True),
         kernel("softmax", lambda x: ops.LigerSoftmaxFunction.apply(x), lambda x: x.softmax(-1), x, dims=rows,
@@ -307,16 +314,16 @@ def kernels() -> list[Kernel]:
                 "advantages": tensor("batch", dtype=torch.float32)},
                wide=(0,), dims={"batch": dim(1), "seq": dim(1), "vocab": dim(1)}, grad="logits"),
         kernel("rope", lambda q, k, cos, sin: copied(ops.LigerRopeFunction.apply(q, k, cos, sin)), rope, turned,
-               dims=heads, grad=("q", "k"), clobbers=("q", "k")),
+               dims=heads, grad=("q", "k"), clobbers=("q", "k"), proved=UPSTREAM),
         kernel("qwen2vl_mrope", lambda q, k, cos, sin:
                copied(ops.LigerQwen2VLMRopeFunction.apply(q, k, cos, sin, [2, 3, 3])), mrope,
                {"q": tensor("batch heads seq 16"), "k": tensor("batch kv_heads seq 16"),
                 "cos": derived(sectioned(torch.cos)), "sin": derived(sectioned(torch.sin))},
                dims={name: heads[name] for name in ("batch", "seq", "heads", "kv_heads")}, grad=("q", "k"),
-               clobbers=("q", "k")),
+               clobbers=("q", "k"), proved=UPSTREAM),
         kernel("llama4_rope", lambda q, k, turn: copied(ops.LigerLlama4RopeFunction.apply(q, k, turn)), llama4,
                {"q": tensor("batch seq heads 2*half"), "k": tensor("batch seq kv_heads 2*half"),
-                "turn": derived(turns)}, dims=heads, grad=("q", "k"), clobbers=("q", "k")),
+                "turn": derived(turns)}, dims=heads, grad=("q", "k"), clobbers=("q", "k"), proved=UPSTREAM),
         kernel("embedding", lambda weight, index: ops.LigerEmbeddingFunction.apply(weight, index),
                lambda weight, index: F.embedding(index, weight),
                {"weight": tensor("vocab n"),

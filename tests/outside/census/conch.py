@@ -48,6 +48,18 @@ def paged_attention(q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Ten
     return torch.stack(out)
 
 
+def varlen_attention(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, lengths: Tensor, table: Tensor) -> Tensor:
+    """The last queries of each sequence, causal, over its keys in pages of ``table``."""
+    out = []
+    for i, length in enumerate(lengths.tolist()):
+        keys, held = (cache[table[i].long()].flatten(0, 1)[:length] for cache in (k, v))
+        queries = q[starts[i] : starts[i + 1]]
+        group = q.shape[1] // keys.shape[1]
+        keys, held = (x.repeat_interleave(group, 1).transpose(0, 1) for x in (keys, held))
+        out.append(formulas.attention(queries.transpose(0, 1), keys, held, causal=True).transpose(0, 1))
+    return torch.cat(out)
+
+
 def int8_quant(x: Tensor, scale: Tensor) -> Tensor:
     """As its own reference in PyTorch, which drops the fraction."""
     return (x * scale.reciprocal()).clamp(-128, 127).to(torch.int8)
@@ -85,6 +97,16 @@ def lengths(batch: int, each: int, generator: torch.Generator) -> Tensor:
     return torch.randint(1, each * PAGE + 1, (batch,), generator=generator, device=generator.device, dtype=torch.int32)
 
 
+def starts(batch: int, queries: int, q: Tensor) -> Tensor:
+    return queries * torch.arange(batch + 1, device=q.device, dtype=torch.int32)
+
+
+def at_least(batch: int, queries: int, each: int, generator: torch.Generator) -> Tensor:
+    """Lengths of sequences of which ``queries`` are the last positions."""
+    most = each * PAGE + 1
+    return torch.randint(queries, most, (batch,), generator=generator, device=generator.device, dtype=torch.int32)
+
+
 def slots(tokens: int, blocks: int, generator: torch.Generator) -> Tensor:
     return torch.randperm(blocks * PAGE, generator=generator, device=generator.device)[:tokens]
 
@@ -93,6 +115,7 @@ def kernels() -> list[Kernel]:
     from conch.ops.activation import gelu_tanh_and_mul as gelu
     from conch.ops.activation import silu_and_mul as silu
     from conch.ops.attention import paged_attention as paged
+    from conch.ops.attention import varlen_attention as varlen
     from conch.ops.embedding import rotary_embedding
     from conch.ops.normalization import gemma_rms_norm, rms_norm
     from conch.ops.quantization import fp8, gemm, int8
@@ -131,6 +154,15 @@ def kernels() -> list[Kernel]:
                 "v": tensor("blocks 16 kv_heads size"), "table": derived(pages), "lengths": derived(lengths)},
                dims={"batch": dim(1, 4), "blocks": dim(1, 8), "each": dim(1, 4), "kv_heads": dim(1, 2),
                      "heads": dim(1, 8, multiple_of="kv_heads"), "size": dim(32, 128, multiple_of=32)}),
+        kernel("varlen_attention", lambda q, k, v, starts, lengths, table: varlen.varlen_attention(
+               q, k, v, starts, int(starts[1]), lengths, k.shape[1] * table.shape[1], table, causal=True),
+               varlen_attention,
+               {"q": tensor("batch*queries heads size"), "k": tensor("blocks 16 kv_heads size"),
+                "v": tensor("blocks 16 kv_heads size"), "starts": derived(starts), "lengths": derived(at_least),
+                "table": derived(pages)},
+               dims={"batch": dim(1, 4), "queries": dim(1, 16), "blocks": dim(1, 8), "each": dim(1, 4),
+                     "kv_heads": dim(1, 2), "heads": dim(1, 8, multiple_of="kv_heads"),
+                     "size": dim(32, 128, multiple_of=32)}),
         kernel("scaled_int8_quant", lambda x, scale: int8.scaled_int8_quant(x, scale)[0], int8_quant, scaled_by,
                dims=rows),
         kernel("scaled_fp8_quant", lambda x, scale: fp8.scaled_fp8_quant(x, scale)[0], fp8_quant, scaled_by,

@@ -170,7 +170,7 @@ def kernels() -> list[Kernel]:
     rows, width = {"x": tensor("rows n")}, {"rows": dim(1), "n": dim(1, 8192)}
     pair = {"x": tensor("rows n"), "y": tensor("rows n")}
     weighted = {**rows, "weight": tensor("n")}
-    loss = {"rows": dim(1), "vocab": dim(1, 32768)}
+    loss = {"rows": dim(1), "vocab": dim(1)}
     small = {"rows": dim(1, 40), "hidden": dim(1, 64), "vocab": dim(1, 300)}
     # States are (key size, value size) and kept whole; a chunk has 64 positions.
     recurrent = {"batch": dim(1, 2), "seq": dim(1, 80), "heads": dim(1, 3), "size": dim(1, 64), "out": dim(1, 64)}

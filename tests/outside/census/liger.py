@@ -86,7 +86,7 @@ def capped_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(F.linear(x, weight), target)
+    return F.cross_entropy(F.linear(x, weight), target).float()
 
 
 def kl_div(log_q: Tensor, p: Tensor) -> Tensor:
@@ -218,11 +218,11 @@ def kernels() -> list[Kernel]:
     x, pair = {"x": tensor("*batch n")}, {"a": tensor("*batch n"), "b": tensor("*batch n")}
     weighted = {"x": tensor("*batch n"), "weight": tensor("n")}
     affine = {**weighted, "bias": tensor("n")}
-    loss = {"rows": dim(1), "vocab": dim(1, 32768)}
+    loss = {"rows": dim(1), "vocab": dim(1)}
     classes = {"logits": tensor("rows vocab"), "target": derived(formulas.labels)}
     log_q = tensor("rows vocab", values=formulas.log_probabilities())
     probabilities = tensor("rows vocab", values=formulas.probabilities)
-    heads = {"batch": dim(1, 3), "seq": dim(2, 20), "heads": dim(1, 8), "kv_heads": dim(1, 8), "half": dim(1, 64)}
+    heads = {"batch": dim(1, 3), "seq": dim(1, 20), "heads": dim(1, 8), "kv_heads": dim(1, 8), "half": dim(1, 64)}
     turned = {
         "q": tensor("batch heads seq 2*half"), "k": tensor("batch kv_heads seq 2*half"),
         "cos": table(torch.cos), "sin": table(torch.sin),
@@ -281,7 +281,7 @@ def kernels() -> list[Kernel]:
         kernel("fused_linear_cross_entropy", lambda x, weight, target:
                ops.LigerFusedLinearCrossEntropyFunction.apply(x, weight, target)[0], linear_cross_entropy,
                {"x": tensor("rows hidden"), "weight": tensor("vocab hidden"), "target": derived(formulas.labels)},
-               dims={"rows": dim(1, 40), "hidden": dim(1, 64), "vocab": dim(1, 300)}, grad=True),
+               wide=(0,), dims={"rows": dim(1, 40), "hidden": dim(1, 64), "vocab": dim(1, 300)}, grad=True),
         kernel("fused_linear_jsd", lambda x, weight, y, teacher:
                ops.LigerFusedLinearJSDFunction.apply(x, weight, y, teacher, None, 0.5), linear_jsd,
                {"x": tensor("rows hidden"), "weight": tensor("vocab hidden"), "y": tensor("rows other"),
@@ -297,10 +297,10 @@ def kernels() -> list[Kernel]:
         kernel("vocab_parallel_cross_entropy", lambda logits, target:
                ops.LigerVocabParallelCEFunction.apply(logits * 1, target, None, -100, 0.1, "pytorch", "global"),
                lambda logits, target: F.cross_entropy(
-                   logits.flatten(0, 1), target.flatten(), label_smoothing=0.1, reduction="none").view(target.shape),
+                   logits.flatten(0, 1), target.flatten(), label_smoothing=0.1, reduction="none").view(target.shape).float(),
                {"logits": tensor("batch rows vocab"),
                 "target": tensor("batch rows", dtype=torch.int64, values=values.indices("vocab"))},
-               dims={"batch": dim(1), **loss}, grad="logits"),
+               wide=(0,), dims={"batch": dim(1), **loss}, grad="logits"),
         kernel("kl_div", lambda log_q, p: ops.LigerKLDivLossFunction.apply(log_q, p), kl_div,
                {"log_q": log_q, "p": probabilities}, wide=(0,), dims=loss, grad="log_q"),
         kernel("jsd", lambda log_q, log_p: ops.LigerJSDFunction.apply(log_q, log_p, None, 0.5), jsd,
@@ -342,8 +342,8 @@ def kernels() -> list[Kernel]:
                {"scores": tensor("batch heads seq seq"), "weight": tensor("out heads 3 3"), "bias": tensor("out")},
                dims={"batch": dim(1, 3), "heads": dim(1, 4), "out": dim(1, 4), "seq": dim(1, 40)}, grad=True),
         kernel("mhc_pre", lambda x, h: ops.LigerMHCPreFunction.apply(x, h),
-               lambda x, h: (h[..., None] * x).sum(-2).float(),
-               {"x": tensor("rows streams n"), "h": tensor("rows streams", dtype=torch.float32)}, wide=(0,),
+               lambda x, h: (h[..., None] * x).sum(-2).to(x.dtype),
+               {"x": tensor("rows streams n"), "h": tensor("rows streams", dtype=torch.float32)},
                dims={"rows": dim(1), "streams": dim(2, 8), "n": dim(1)}, grad=True),
         kernel("mhc_post_res", lambda x, f, post, res: ops.LigerMHCPostResFunction.apply(x, f, post, res),
                lambda x, f, post, res: (res @ x.float() + post[..., None] * f[:, None]).to(x.dtype),

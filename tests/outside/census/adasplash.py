@@ -11,6 +11,8 @@ from torch import Tensor
 from pytest_fusion import dim, tensor
 from tests.outside.census.entry import Kernel, kernel
 
+UNFINISHED = {"low-precision-accumulation": "AdaSplash 0.2.2: `triton_sparsemax` does not sum to 1"}
+
 
 def sparsemax(x: Tensor) -> Tensor:
     """Martins and Astudillo, ICML 2016, equations 4 to 6."""
@@ -51,7 +53,7 @@ def kernels() -> list[Kernel]:
     return [
         kernel("triton_entmax_v1", lambda x: triton_entmax_v1(x), entmax15, x, dims=rows, grad=True),
         kernel("triton_entmax15", lambda x: triton_entmax15(x), entmax15, x, dims=rows, grad=True),
-        kernel("triton_sparsemax", lambda x: sparse(x), sparsemax, x, dims=rows, grad=True),
+        kernel("triton_sparsemax", lambda x: sparse(x), sparsemax, x, dims=rows, grad=True, proved=UNFINISHED),
         kernel("adasplash_no_block_mask", lambda q, k, v: adasplash_no_block_mask(q, k, v), attention,
                {name: tensor("batch heads seq size") for name in "qkv"},
                dims={"batch": dim(1, 2), "heads": dim(1, 3), "seq": dim(1, 100), "size": dim(16, 64, multiple_of=16)},

@@ -12,6 +12,8 @@ from tests.outside.census import formulas
 from tests.outside.census.entry import Kernel, kernel
 from tests.outside.census.formulas import EPS
 
+OVERWRITTEN = {"mutates-input": "fla-core 0.6.0: backward of two RWKV-7 operations overwrites their input"}
+
 
 def gated_rms_norm(x: Tensor, g: Tensor, weight: Tensor) -> Tensor:
     return formulas.rms_norm(x, weight) * F.silu(g)
@@ -259,10 +261,11 @@ def kernels() -> list[Kernel]:
                channel_mixing_rwkv7(x, x_prev, x_k, key, value)[0], channel_mixing,
                {"x": tensor("batch seq n"), "x_prev": tensor("batch n"), "x_k": tensor("n"),
                 "key": tensor("n inner"), "value": tensor("inner n")},
-               dims={"batch": dim(1, 3), "seq": dim(1, 40), "n": dim(1, 64), "inner": dim(1, 64)}, grad=True),
+               dims={"batch": dim(1, 3), "seq": dim(1, 40), "n": dim(1, 64), "inner": dim(1, 64)}, grad=True,
+               proved=OVERWRITTEN),
         kernel("rwkv7, fused_addcmul", lambda x, delta, r, w, k, v, a:
                fused_addcmul_rwkv7(x, delta, r, w, k, v, a, None)[:5], addcmul,
                {"x": tensor("batch seq n"), "delta": tensor("batch seq n"),
                 **{name: tensor("1 1 n") for name in ("r", "w", "k", "v", "a")}},
-               dims={"batch": dim(1, 3), "seq": dim(1, 40), "n": dim(1, 200)}, grad=True),
+               dims={"batch": dim(1, 3), "seq": dim(1, 40), "n": dim(1, 200)}, grad=True, proved=OVERWRITTEN),
     ]  # fmt: skip

@@ -85,6 +85,11 @@ def capped_cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(5 * torch.tanh(logits / 5), target, label_smoothing=0.1, reduction="sum")
 
 
+def smoothed(logits: Tensor, target: Tensor) -> Tensor:
+    each = F.cross_entropy(logits.flatten(0, 1), target.flatten(), label_smoothing=0.1, reduction="none")
+    return each.view(target.shape).float()
+
+
 def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
     return F.cross_entropy(F.linear(x, weight), target).float()
 
@@ -134,7 +139,7 @@ def linear_jsd(x: Tensor, weight: Tensor, y: Tensor, teacher: Tensor) -> Tensor:
 
 
 def linear_kl(x: Tensor, weight: Tensor, p: Tensor) -> Tensor:
-    return F.kl_div(F.linear(x, weight).log_softmax(-1), p, reduction="batchmean")
+    return F.kl_div(F.linear(x, weight).log_softmax(-1), p, reduction="batchmean").float()
 
 
 def ce_tvd(x: Tensor, teacher: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -293,11 +298,10 @@ def kernels() -> list[Kernel]:
                         "target": derived(formulas.labels)}, wide=(0, 1), dims=loss, grad="x"),
         kernel("fused_linear_kl_div", lambda x, weight, p: ops.LigerFusedLinearKLDivFunction.apply(x, weight, p),
                linear_kl, {"x": tensor("rows hidden"), "weight": tensor("vocab hidden"), "p": probabilities},
-               dims={"rows": dim(1, 40), "hidden": dim(1, 64), "vocab": dim(1, 300)}, grad=("x", "weight")),
+               wide=(0,), dims={"rows": dim(1, 40), "hidden": dim(1, 64), "vocab": dim(1, 300)}, grad=("x", "weight")),
         kernel("vocab_parallel_cross_entropy", lambda logits, target:
                ops.LigerVocabParallelCEFunction.apply(logits * 1, target, None, -100, 0.1, "pytorch", "global"),
-               lambda logits, target: F.cross_entropy(
-                   logits.flatten(0, 1), target.flatten(), label_smoothing=0.1, reduction="none").view(target.shape).float(),
+               smoothed,
                {"logits": tensor("batch rows vocab"),
                 "target": tensor("batch rows", dtype=torch.int64, values=values.indices("vocab"))},
                wide=(0,), dims={"batch": dim(1), **loss}, grad="logits"),

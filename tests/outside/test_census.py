@@ -137,6 +137,18 @@ def test_the_second_reference_computes_in_float32_and_rounds_once() -> None:
     assert torch.equal(third, (torch.ones(3) / 3).half())
 
 
+def test_the_second_reference_writes_where_the_formula_does() -> None:
+    """In float32, and then in the input's dtype; other inputs stay as they are."""
+
+    def formula(x: torch.Tensor, y: torch.Tensor) -> None:
+        x.add_(y / 3)
+
+    x, y = torch.ones(3, dtype=torch.bfloat16), torch.ones(3, dtype=torch.bfloat16)
+    in_float32(formula)(x=x, y=y)
+    assert torch.equal(x, (torch.ones(3) + 1 / 3).bfloat16())
+    assert torch.equal(y, torch.ones(3, dtype=torch.bfloat16))
+
+
 def test_a_module_is_imported_without_the_init_of_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever that would need."""
     inner = tmp_path / "needy_package" / "inner"

@@ -60,12 +60,19 @@ def kernel(
 
 
 def in_float32(formula: Callable[..., Any], wide: Sequence[int] = ()) -> Callable[..., Any]:
-    """``formula`` on floating inputs cast to float32, its results cast back to the dtype of the first of them."""
+    """``formula`` on floating inputs cast to float32, its results cast back to the dtype of the first of them.
+
+    What it writes into a cast input is copied back.
+    """
 
     @functools.wraps(formula)
     def upcast(**inputs: Any) -> Any:
         floating = [v for v in inputs.values() if isinstance(v, torch.Tensor) and v.is_floating_point()]
-        found = formula(**{name: _map(_up, value) for name, value in inputs.items()})
+        raised = {name: _map(_up, value) for name, value in inputs.items()}
+        found = formula(**raised)
+        for name, value in inputs.items():
+            if isinstance(value, torch.Tensor) and raised[name] is not value and raised[name]._version:
+                value.copy_(raised[name])
         parts = list(found) if isinstance(found, list | tuple) else [found]
         narrow = [
             part if i in wide else _map(lambda x: _down(x, floating[0].dtype), part) for i, part in enumerate(parts)

@@ -1,6 +1,7 @@
-"""Every operation of Liger-Kernel on the CPU lane, and those of Conch and FlagGems where they are installed.
+"""The operators of PyTorch that FlagGems replaces, on the CPU lane, where it is installed.
 
-What is run is listed in ``survey``; ``docs/cpu-lane-packages.md`` has the tables.
+What is run is listed in ``survey``; ``docs/cpu-lane-packages.md`` has the tables. Kernels of other packages are judged
+in the census.
 """
 
 from __future__ import annotations
@@ -33,51 +34,6 @@ from tests.outside.survey.model import FLOATS, Draw, Op, name_of  # noqa: E402
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def survey_of(package: str) -> Any:
-    return importlib.import_module(f"tests.outside.survey.{package}")
-
-
-def calls(package: str, module: str) -> list[Any]:
-    """Every call in every dtype; known bugs are expected to show, and to be gone one day."""
-    if importlib.util.find_spec(module) is None:
-        return [pytest.param(None, None, marks=pytest.mark.skip(f"{package} is not installed"))]
-    found = []
-    for op in survey_of(package).ops():
-        for dtype in op.dtypes:
-            name = name_of(dtype)
-            absent, bug = op.absent.get("all", op.absent.get(name)), op.bugs.get(name)
-            marks = [pytest.mark.skip(absent)] if absent else []
-            marks += [pytest.mark.xfail(strict=True, reason=bug, raises=AssertionError)] if bug else []
-            found.append(pytest.param(op, dtype, id=f"{op.name}-{name}", marks=marks))
-    return found
-
-
-@pytest.mark.parametrize(("op", "dtype"), calls("liger", "liger_kernel"))
-def test_liger(op: Op, dtype: torch.dtype) -> None:
-    """Outputs and gradients are the formula's, every access is in bounds and none of them races."""
-    outcome = measure(op, dtype)
-    assert outcome.right, outcome.reason
-    assert outcome.findings == ()
-
-
-@pytest.mark.parametrize(("op", "dtype"), calls("conch", "conch"))
-def test_conch(op: Op, dtype: torch.dtype) -> None:
-    """Outputs are the formula's."""
-    outcome = measure(op, dtype)
-    assert outcome.right, outcome.reason
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
-def test_what_conch_leaves_undefined_is_all_that_is_wrong_with_its_norms(dtype: torch.dtype) -> None:
-    """Where masked-off lanes hold zero, as NVIDIA's code generator happens to make them, odd sizes are right."""
-    pytest.importorskip("conch")
-    conch = survey_of("conch")
-    norms = [op for op in conch.ops() if conch.UNDEFINED in op.bugs.values()]
-    assert len(norms) == 3
-    for op in norms:
-        assert measure(op, dtype, fill="zero").right
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATS, ids=name_of)
 def test_flag_gems(dtype: torch.dtype) -> None:
@@ -86,7 +42,7 @@ def test_flag_gems(dtype: torch.dtype) -> None:
         pytest.skip("FlagGems is not installed")
 
     def work(channel: Any) -> tuple[int, dict[str, str]]:
-        flag_gems = survey_of("flag_gems")
+        flag_gems = importlib.import_module("tests.outside.survey.flag_gems")
         ops = [op for op in flag_gems.ops() if dtype in op.dtypes and "all" not in op.absent]
         ops = [op for op in ops if name_of(dtype) not in op.absent]
         surprises = {}
@@ -102,20 +58,6 @@ def test_flag_gems(dtype: torch.dtype) -> None:
     tried, surprises = unwrap(run_isolated(work, time_limit_s=120))
     assert surprises == {}
     assert tried > 300
-
-
-def test_every_public_operation_of_liger_has_an_entry() -> None:
-    """A new release's new operations are noticed here."""
-    pytest.importorskip("liger_kernel")
-    liger = survey_of("liger")
-    assert {name for op in liger.ops() for name in op.covers} == set(liger.public())
-
-
-def test_every_public_operation_of_conch_has_an_entry() -> None:
-    """As for Liger."""
-    pytest.importorskip("conch")
-    conch = survey_of("conch")
-    assert {name for op in conch.ops() for name in op.covers or (op.name,)} == set(conch.public())
 
 
 @triton.jit

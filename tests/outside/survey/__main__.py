@@ -1,11 +1,10 @@
-"""Measure and print: ``python -m tests.outside.survey [liger|conch|flag_gems ...]``, Markdown on stdout.
+"""Measure and print: ``python -m tests.outside.survey``, Markdown on stdout.
 
-Packages that are not installed are left out. Calls run in forked children, all dtypes of one in the same.
+Calls run in forked children, all dtypes of one in the same.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.metadata
 import platform
 import sys
@@ -19,7 +18,6 @@ from pytest_fusion.run.process.fork import ChildError, Crash, run_isolated
 from tests.outside.survey.measure import LIMIT_S, Outcome, measure
 from tests.outside.survey.model import FLOATS, Op, Package, name_of
 
-MODULES = ("liger", "conch", "flag_gems")
 UNDEFINED = "right only where lanes that a masked load without `other` leaves undefined hold zero"
 
 
@@ -51,8 +49,8 @@ def outcomes(op: Op) -> Iterator[tuple[str, Outcome]]:
 Told = dict[str, dict[str, list[str]]]  # what is said: of which calls, in which dtypes
 
 
-def survey(package: Package) -> tuple[str, str]:
-    """The package's row of the first table, and its own tables."""
+def survey(package: Package) -> str:
+    """The package's tables."""
     ops = package.ops()
     results: dict[str, dict[str, Outcome]] = {}
     for op in ops:
@@ -71,7 +69,6 @@ def survey(package: Package) -> tuple[str, str]:
     kernels = {kernel for by_dtype in results.values() for outcome in by_dtype.values() for kernel in outcome.kernels}
     version = importlib.metadata.version(package.distribution)
     share = f"{len(tried)} of {package.total()}"
-    row = f"| {package.title} | {version} | {package.licence} | {share} |"
     lines = [
         f"## {package.title} {version}",
         "",
@@ -87,7 +84,6 @@ def survey(package: Package) -> tuple[str, str]:
         for op, outcome in of:
             for name in op.covers or (op.name,):
                 named[name].append(outcome.right)
-        row += f" {right} of {len(of)} |"
         lines.append(
             f"| {dtype} | {len(of)} | {sum(outcome.ran for _, outcome in of)} | {right} "
             f"| {sum(map(all, named.values()))} of {len(named)} |"
@@ -97,7 +93,7 @@ def survey(package: Package) -> tuple[str, str]:
     lines += _table("Not run as one batch", "kernel", serial)
     for reason, names in package.others().items():
         lines += ["", f"{reason[0].upper()}{reason[1:]} ({len(names)}): {', '.join(f'`{name}`' for name in names)}."]
-    return row, "\n".join(lines)
+    return "\n".join(lines)
 
 
 def _told() -> Told:
@@ -122,35 +118,24 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def main(names: list[str]) -> int:
-    """Prints the tables of ``names``, all packages unless told."""
+def main() -> int:
+    """Prints the tables; 2 where FlagGems is not installed."""
     # Packages warn about what they call Triton with; that is theirs to hear.
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    unknown = set(names) - set(MODULES)
-    if unknown:
-        print(f"no such package: {', '.join(sorted(unknown))}; there are {', '.join(MODULES)}", file=sys.stderr)
-        return 2
     import triton
 
     print(f"Measured with Python {platform.python_version()}, torch {torch.__version__}, Triton {triton.__version__}.")
-    rows, tables = [], []
-    for name in names or MODULES:
-        package = importlib.import_module(f"tests.outside.survey.{name}").PACKAGE
-        try:
-            importlib.metadata.version(package.distribution)
-        except importlib.metadata.PackageNotFoundError:
-            rows.append(f"| {package.title} | not installed | {package.licence} | | | | |")
-            continue
-        row, own = survey(package)
-        rows.append(row)
-        tables.append(own)
-    print("\n| package | version | licence | operations tried | float32 | float16 | bfloat16 |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    print("\n".join(rows))
-    print("\n" + "\n\n".join(tables))
+    from tests.outside.survey.flag_gems import PACKAGE
+
+    try:
+        importlib.metadata.version(PACKAGE.distribution)
+    except importlib.metadata.PackageNotFoundError:
+        print(f"{PACKAGE.title} is not installed", file=sys.stderr)
+        return 2
+    print("\n" + survey(PACKAGE))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -182,4 +182,4 @@ def others() -> dict[str, list[str]]:
     }
 
 
-PACKAGE = Package("FlagGems", "flag_gems", "Apache-2.0", ops, lambda: len(configured()), others)
+PACKAGE = Package("FlagGems", "flag_gems", ops, lambda: len(configured()), others)

@@ -77,7 +77,6 @@ class Package:
 
     title: str
     distribution: str
-    licence: str
     ops: Callable[[], list[Op]]
     total: Callable[[], int]
     others: Callable[[], dict[str, list[str]]]

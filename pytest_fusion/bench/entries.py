@@ -9,7 +9,7 @@ from typing import Any
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.plan import Limits, Plan, make_plan
-from pytest_fusion.case.stated import admitting, stated_case
+from pytest_fusion.case.stated import admitting, stated_case, stated_choice, stated_size
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import did_you_mean
@@ -113,4 +113,5 @@ def _complete(spec: FusionSpec, given: Any) -> dict[str, Any]:
     named = {**{name: spec.dims[name].min for name in fixed}, **given}
     if "dtype" not in named:
         named["dtype"] = next((name for name in _USUAL if name in spec.dtypes), spec.dtypes[0])
-    return named
+    stated_choice(spec, named, where="bench")
+    return named | {name: stated_size(spec, name, named[name], where="bench") for name in spec.dim_names}

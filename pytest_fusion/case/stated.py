@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 from pytest_fusion.case import regimes
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.plan import Limits, Plan, build
 from pytest_fusion.errors import SpecError
+from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.dtypes import dtype_name
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.inputs import LAYOUTS
+from pytest_fusion.spec.inputs import LAYOUTS, OptionalSpec, StrategySpec, TensorSpec, unwrap
 from pytest_fusion.spec.wording import did_you_mean
 
 # The work is the product of all sizes: of five that are large, more than 2**62.
@@ -24,7 +26,7 @@ def stated_case(plan: Plan, given: Mapping[str, Any], seed: int, *, where: str) 
     """The case with the very sizes that ``given`` names, whatever they cost; raises ``SpecError``, naming ``where``."""
     stated = f"{plan.spec.name}: {where}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
     free = replace(plan, limits=Limits(elements=_ANY, work=_ANY, programs=plan.limits.programs))
-    choice = stated_choice(plan, given, where=where)
+    choice = stated_choice(plan.spec, given, where=where)
     try:
         case = build(free, choice, seed)
     except ImpossibleCase as error:
@@ -53,15 +55,23 @@ def admitting(spec: FusionSpec, every: Iterable[Mapping[str, Any]]) -> FusionSpe
     return replace(spec, dims={**spec.dims, **wider}) if wider else spec
 
 
-def stated_choice(plan: Plan, given: Mapping[str, Any], *, where: str) -> dict[str, Any]:
+def stated_size(spec: FusionSpec, name: str, value: Any, *, where: str) -> Size:
+    """The size of a dim, or the sizes of a ``*batch``, for which an integer is one dimension; raises ``SpecError``."""
+    batch = name in spec.batch_names
+    listed = value if batch and isinstance(value, tuple | list) else (value,)
+    if any(not isinstance(one, SupportsIndex) or isinstance(one, bool) or index(one) < 0 for one in listed):
+        wanted = "a tuple of whole numbers of 0 or more, such as (8, 128)" if batch else "a whole number of 0 or more"
+        raise SpecError(f"{spec.name}: {where}({name}={value!r}); expected {wanted}")
+    return tuple(map(index, listed)) if batch else index(value)
+
+
+def stated_choice(spec: FusionSpec, given: Mapping[str, Any], *, where: str) -> dict[str, Any]:
     """The choice that ``{"rows": 3, "dtype": torch.float16, "eps": 0.0}`` stands for; raises ``SpecError``."""
-    spec = plan.spec
     choice: dict[str, Any] = {}
     for name, value in given.items():
-        if name in spec.batch_names:
-            choice[f"dim {name}"] = tuple(value)
-        elif name in spec.dim_names:
-            choice[f"dim {name}"] = int(value)
+        declared = spec.inputs.get(name)
+        if name in spec.dim_names:
+            choice[f"dim {name}"] = stated_size(spec, name, value, where=where)
         elif name == "dtype":
             choice["dtype"] = dtype_name(value, where=f"{spec.name}: {where}")
             if choice["dtype"] not in spec.dtypes:
@@ -72,11 +82,11 @@ def stated_choice(plan: Plan, given: Mapping[str, Any], *, where: str) -> dict[s
                 hint = did_you_mean(str(value), regimes.REGIMES)
                 raise SpecError(f"{spec.name}: {where}(values={value!r}) is no regime{hint}")
             choice["values"] = value
-        elif value is None and f"present {name}" in plan.factors:
+        elif value is None and isinstance(declared, OptionalSpec):
             choice[f"present {name}"] = False
-        elif f"drawn {name}" in plan.factors:
+        elif declared is not None and isinstance(unwrap(declared), StrategySpec):
             choice[f"value {name}"] = value
-        elif f"layout {name}" in plan.factors:
+        elif name in spec.tensors:
             if value not in LAYOUTS:
                 hint = did_you_mean(str(value), LAYOUTS)
                 raise SpecError(f"{spec.name}: {where}({name}={value!r}) is no layout{hint}")

@@ -11,6 +11,7 @@ import pytest
 
 from pytest_fusion.bench.entries import check as check_bench
 from pytest_fusion.case.choosing import search as searching
+from pytest_fusion.case.stated import stated_choice
 from pytest_fusion.checks import registry
 from pytest_fusion.diagnosis.causes import all_causes
 from pytest_fusion.engine.job import Job
@@ -100,6 +101,12 @@ def _check_words(spec: FusionSpec) -> None:
             raise SpecError(f"{spec.name}: allow={{{code!r}: ...}} names no finding{did_you_mean(code, codes)}")
     check_requires(spec.requires)
     check_bench(spec)
+
+
+def check_examples(test: Any) -> None:
+    """Raises ``SpecError`` for an ``@example`` on a test that names no case of its spec."""
+    for example in searching.explicit_examples(test):
+        stated_choice(test.fusion_spec, example, where="@example")
 
 
 def _takes(function: Test, name: str) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pluggy
 import pytest
 
 from pytest_fusion.errors import FusionError, FusionFailure
@@ -129,6 +130,15 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return f"fusion: {where}, {versions}, profile {options.profile.name}"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(obj: object) -> None:
+    """An ``@example`` may stand above ours, so it is checked where all decorators are done."""
+    if hasattr(obj, "fusion_spec") and callable(obj):
+        from pytest_fusion.plugin.decorator import check_examples
+
+        check_examples(obj)
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(
     collector: pytest.Collector,
@@ -149,8 +159,9 @@ def _without_ours(found: TracebackType | None) -> TracebackType | None:
     if found is None:
         return None
     rest = _without_ours(found.tb_next)
-    # "<string>" is where the __init__ of a dataclass stands.
-    if found.tb_frame.f_code.co_filename.startswith((f"{Path(__file__).parents[1]}{os.sep}", "<string>")):
+    # "<string>" is where the __init__ of a dataclass stands; pluggy calls our hook.
+    ours = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(pluggy.__file__).parent}{os.sep}", "<string>")
+    if found.tb_frame.f_code.co_filename.startswith(ours):
         return rest
     return TracebackType(rest, found.tb_frame, found.tb_lasti, found.tb_lineno)
 

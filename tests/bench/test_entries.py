@@ -40,6 +40,12 @@ def test_a_size_may_exceed_what_is_drawn() -> None:
         entries(spec([{"batch": (3,), "n": 8}], dims={"n": dim(16, 64)}))
 
 
+def test_an_integer_is_a_batch_of_one_dimension() -> None:
+    """As the text of an entry shows it; `4096` and `(4096,)` are one case."""
+    (found,) = entries(spec([{"batch": 4096, "n": 8}]))
+    assert (found.case.sizes, found.text) == ({"batch": (4096,), "n": 8}, "batch=4096 n=8 bfloat16")
+
+
 @pytest.mark.parametrize(
     ("dtypes", "expected"),
     [((torch.float32, torch.float16, torch.bfloat16), "bfloat16"), ((torch.float32, torch.float16), "float16")],
@@ -58,6 +64,8 @@ def test_without_a_dtype_it_is_that_of_practice(dtypes: Any, expected: str) -> N
         ([(8, 8)], "expected a list of dicts"),
         ([{"batch": (8,), "n": 8}, {"batch": (8,), "n": 8}], "names the case batch=8 n=8 bfloat16 twice"),
         ([{"batch": (8,), "n": 8, "dtype": torch.float64}], "not one of dtypes="),
+        ([{"batch": "8", "n": 8}], "bench(batch='8'); expected a tuple of whole numbers"),
+        ([{"batch": (8,), "n": -1}], "bench(n=-1); expected a whole number of 0 or more"),
     ],
 )
 def test_an_entry_that_names_no_case_is_an_error(bench: Any, said: str) -> None:

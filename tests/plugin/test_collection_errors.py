@@ -44,6 +44,10 @@ WRONG = {
         "@fused_equivalent(relu_reference, inputs=X, bench=[{'rows': 4, 'hiden': 4}])\n" + BODY,
         "*bench= has 'hiden'; did you mean 'hidden'?",
     ),
+    "a size to measure that is none": (
+        "@fused_equivalent(relu_reference, inputs=X, bench=[{'rows': 4, 'hidden': 4.5}])\n" + BODY,
+        "*bench(hidden=4.5); expected a whole number of 0 or more",
+    ),
     "no inputs": (
         "@fused_equivalent(relu_reference)\n" + BODY,
         "*no inputs; pass inputs=*",
@@ -89,6 +93,27 @@ def test_a_wrong_spec_is_refused(name: str, project: Project) -> None:
 
     assert result.ret == pytest.ExitCode.INTERRUPTED
     result.stdout.fnmatch_lines(["*test_it.py:*: in <module>*", line])
+    result.stdout.no_fnmatch_line("*pytest_fusion/*.py*")
+
+
+@pytest.mark.parametrize(
+    ("example", "line"),
+    [
+        ("rows=4, hiden=4", "E   *SpecError: test_it: @example(hiden=...) names no dim, drawn input or tensor*"),
+        ("batch='4'", "E   *SpecError: test_it: @example(batch='4'); expected a tuple of whole numbers of 0 or more*"),
+    ],
+)
+@pytest.mark.parametrize("above", [True, False])
+def test_a_wrong_example_is_refused(example: str, line: str, above: bool, project: Project) -> None:
+    """Wherever `@example` stands, its names and sizes are known before the first case."""
+    ours = "@fused_equivalent(relu_reference, inputs={'x': tensor('*batch rows')})"
+    lines = [f"@example({example})", ours]
+    project.write("\n".join([*(lines if above else lines[::-1]), BODY]))
+
+    result = project.run()
+
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    result.stdout.fnmatch_lines([line])
     result.stdout.no_fnmatch_line("*pytest_fusion/*.py*")
 
 

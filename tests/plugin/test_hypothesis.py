@@ -47,7 +47,7 @@ def test_pinned(x):
 
 
 def test_a_pinned_case_that_names_nothing(project: Project) -> None:
-    """An `@example` with a word that is neither a dim nor an input says what it may name."""
+    """An `@example` with a word that is neither a dim nor an input says what it may name, at collection."""
     project.write("""
 @example(row=3)
 @few
@@ -58,7 +58,7 @@ def test_pinned(x):
 
     result = project.run()
 
-    result.assert_outcomes(failed=1)
+    result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*@example(row=...) names no dim*(rows, hidden)*"])
 
 

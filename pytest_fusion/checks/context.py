@@ -224,6 +224,7 @@ def error_verdict(outcome: Outcome) -> Verdict:
         "error",
         what + advice,
         identity=f"error:{kind}:{outcome.origin}",
+        cause=getattr(error.__cause__, "cause", None),
         error=kind,
         origin=outcome.origin,
     )

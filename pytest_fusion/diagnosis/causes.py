@@ -8,7 +8,7 @@ from pytest_fusion.checks.verdict import Verdict
 
 CAUSES: dict[str, str] = {
     "crash": "the kernel killed its process, most often by an access far outside its memory",
-    "hang": "the kernel did not return within its time limit; a loop's end condition is never met",
+    "hang": "the kernel does not return: a loop's end condition is never met",
     "device-fault": "the kernel failed an assert or made an illegal access on the device",
     "raises": "the kernel raises on an input that its spec allows",
     "does-not-compile": "Triton's compiler refuses the kernel, which the interpreter runs as Python",

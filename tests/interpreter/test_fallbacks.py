@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from pytest_fusion import interpreter
+from pytest_fusion.checks.context import error_verdict
+from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.errors import TooManyProgramsError
 from pytest_fusion.interpreter import interpreted
 from pytest_fusion.interpreter.control.executor import fallbacks, most_alone
+from pytest_fusion.run.fused import Outcome
 from tests.interpreter.executors import each_executor, in_both, launched, zeros
 
 interpreter.enable()
@@ -111,6 +114,30 @@ def test_waiting_for_a_later_program_is_refused(executor: Any) -> None:
         interpreted(executor=executor, findings="collect"),
     ):
         waiting_kernel[(3,)](zeros(1), zeros(3), WAITER=0)
+
+
+@triton.jit
+def endless_kernel(out, n):
+    at = 0
+    while at < n:
+        at = at * 2
+    tl.store(out + tl.program_id(0), at)
+
+
+@each_executor
+@pytest.mark.parametrize("grid", [1, 3])
+def test_a_loop_in_which_nothing_changes_never_ends(executor: Any, grid: int) -> None:
+    """It waits for no other program: it reads nothing that one could change, or there is none."""
+    text = r"EndlessLoopError: the loop at .*test_fallbacks\.py:\d+ never ends: nothing in it changes"
+    with (
+        no_hang(),
+        pytest.raises(InterpreterError, match=text) as caught,
+        interpreted(executor=executor, findings="collect"),
+    ):
+        endless_kernel[(grid,)](zeros(grid), 2)
+    assert likely_cause(error_verdict(Outcome(error=caught.value))) == "hang"
+    with no_hang(), pytest.raises(InterpreterError, match=text), interpreted(executor=executor, findings="collect"):
+        waiting_kernel[(1,)](zeros(1), zeros(1), WAITER=0)
 
 
 @each_executor

@@ -13,9 +13,9 @@ from pytest_fusion.interpreter.bridge.descriptors import BlockPointer, Descripto
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, is_float, numpy_dtype, poison
 from pytest_fusion.interpreter.compute import atomics
 from pytest_fusion.interpreter.control import batch
-from pytest_fusion.interpreter.control.batch import NotBatchedError, WaitsForAnotherError, aligned
+from pytest_fusion.interpreter.control.batch import EndlessLoopError, NotBatchedError, WaitsForAnotherError, aligned
 from pytest_fusion.interpreter.control.rewrite import AHEAD
-from pytest_fusion.interpreter.memory import memory_findings, transfers
+from pytest_fusion.interpreter.memory import access, memory_findings, transfers
 from pytest_fusion.interpreter.memory.regions import Origin
 
 # The operations that atomics and reductions through descriptors share, by Triton's names.
@@ -242,6 +242,10 @@ def _patch_atomics(interpreter: Any) -> None:
         a, b = aligned(atomic_load(self, ptr, None, sem, scope).data, expected.data)
         matched = np.asarray(a == b)
         if timeout is None and not bool(batch.current.of_active(matched).all()):
+            if access.launch().grid == (1, 1, 1):
+                raise EndlessLoopError(
+                    "atomic_poll never ends: the launch has no other program to store what it expects"
+                )
             what = "atomic_poll waits for what only another program of the launch can do"
             if batch.current.count > 1:
                 raise NotBatchedError(what)

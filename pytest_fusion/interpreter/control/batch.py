@@ -24,6 +24,12 @@ class WaitsForAnotherError(RuntimeError):
     """A program waits for another program of the same launch that cannot run before it ends."""
 
 
+class EndlessLoopError(RuntimeError):
+    """A loop changes nothing, and nothing that it reads can be changed by another program."""
+
+    cause = "hang"
+
+
 @dataclass(slots=True)
 class Batch:
     """``programs``: ids (3, count) of x, y, z; ``first``: number of the first one in the order of the launch.
@@ -40,6 +46,8 @@ class Batch:
     widest: int = 1
     # Counts the stores and atomics that changed memory; a loop that changes nothing never ends.
     changes: int = 0
+    # Counts loads and atomics: what a loop reads another program may change.
+    reads: int = 0
     clock: int = 0
     _numbers: Array | None = field(default=None, repr=False)
 

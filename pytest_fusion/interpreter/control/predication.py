@@ -14,7 +14,8 @@ import numpy as np
 
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
 from pytest_fusion.interpreter.control import batch
-from pytest_fusion.interpreter.control.batch import NotBatchedError, WaitsForAnotherError, aligned
+from pytest_fusion.interpreter.control.batch import EndlessLoopError, NotBatchedError, WaitsForAnotherError, aligned
+from pytest_fusion.interpreter.memory import access
 from pytest_fusion.interpreter.memory.regions import joined
 
 # After this many iterations that change neither memory nor variables a loop counts as endless.
@@ -193,6 +194,7 @@ class Loop:
         self._unchanged = 0
         self._turns = 0
         self._changes = -1
+        self._reads = batch.current.reads
         self._before: Variables = ()
 
     def counted(self, start: Array, trips: Array, step: Array) -> Iterator[Array]:
@@ -226,7 +228,10 @@ class Loop:
         if not again:
             return False
         stuck = self._turns >= _TURNS_WHILE_OTHERS_WAIT and batch.current.active is not None
-        if self._unchanged >= _ROUNDS_WITHOUT_CHANGE or (stuck and batch.current.count > 1):
+        unchanged = self._unchanged >= _ROUNDS_WITHOUT_CHANGE
+        if unchanged and (batch.current.reads == self._reads or access.launch().grid == (1, 1, 1)):
+            raise EndlessLoopError(f"the loop at {where} never ends: nothing in it changes")
+        if unchanged or (stuck and batch.current.count > 1):
             what = f"the loop at {where} waits for what only another program of the launch can do"
             if batch.current.count > 1:
                 raise NotBatchedError(what)

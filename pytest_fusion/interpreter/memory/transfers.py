@@ -44,6 +44,7 @@ def _load(
         pointers, mask = aligned(pointers, mask)
     access = Access("out-of-bounds-load", pointers, origin, dtype.itemsize, mask)
     now = batch.current
+    now.reads += 1
     now.widest = max(now.widest, pointers.size // pointers.shape[0])
     bits = np.dtype(f"u{dtype.itemsize}")
     rest: Array = masked_lanes(dtype, mask, pointers.shape) if other is None else np.asarray(other)
@@ -150,6 +151,7 @@ def _atomic(
     given = [a for a in (pointers, values, mask, expected) if a is not None]
     arrays = aligned(*given)
     count = batch.current.count
+    batch.current.reads += 1
     shape = np.broadcast_shapes((count, *(1,) * (arrays[0].ndim - 1)), *(a.shape for a in arrays))
     pointers = broadcast(arrays[0], shape)
     wanted = broadcast(arrays[1], shape)

@@ -105,8 +105,9 @@ class Measured:
     def failures(self) -> list[Comparison | Limited]:
         return [*(one for one in self.compared if one.failed), *(one for one in self.limits if one.failed)]
 
-    def as_json(self) -> dict[str, Any]:
-        """The ``bench`` of a test in reports."""
+    def as_json(self, *, accepted: bool = False) -> dict[str, Any]:
+        """The ``bench`` of a test in reports; ``accepted``: what regressed goes into the baseline."""
+        word = {"regressed": "accepted"} if accepted else {}
         return {
             "rows": [row.as_json() for row in self.rows],
             "compared": [
@@ -115,7 +116,7 @@ class Measured:
                     "role": one.key.role,
                     "verdict": one.verdict,
                     "reason": one.reason,
-                    "changes": [{"verdict": verdict, "what": what} for verdict, what in one.changes],
+                    "changes": [{"verdict": word.get(verdict, verdict), "what": what} for verdict, what in one.changes],
                     "context": one.context,
                 }
                 for one in self.compared

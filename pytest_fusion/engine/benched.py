@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -35,23 +36,27 @@ def with_bench(record: TestRecord, found: Measured, wanted: BenchRequest, name: 
     """The record of a green test with what was measured behind it; a regression fails it."""
     from pytest_fusion.bench.measured import failure_line
 
-    record = replace(record, bench=found.as_json() if found.rows or found.notes else {})
-    if found.wrong or found.refused:
-        listed = "\n".join(f"  {one}" for one in found.wrong or found.refused)
-        why = "it is wrong at sizes of bench=, and is not measured there" if found.wrong else "it does not compile"
-        cause = None if found.wrong else "does-not-compile"
-        message = f"{name}: bench failed: {why}\n{listed}"
-        return replace(record, verdict="fail", failed_check="bench", cause=cause, message=message)
     # A new baseline accepts what regressed; it is no answer to a limit.
     accepted = wanted.update in ("regressed", "all")
+    record = replace(record, bench=found.as_json(accepted=accepted) if found.rows or found.notes else {})
+    if found.wrong:
+        return _failed(record, name, found.wrong, why=": it is wrong at sizes of bench=, and is not measured there")
+    if found.refused:
+        return _failed(record, name, found.refused, why=": it does not compile", cause="does-not-compile")
     failures = [one for one in found.failures if not accepted or one in found.limits]
     if not failures:
         return record
-    listed = "\n".join(f"  {failure_line(one)}" for one in failures)
     only_limits = all(one in found.limits for one in failures)
     accept = "change bench_limits=" if only_limits else "accept it with --fusion-update regressed"
     # Where a baseline is missing, it says by itself how to make one.
     missing = all(getattr(one, "verdict", "") == "missing" for one in failures)
     advice = "" if missing else f"\n  {accept}, or fix the kernel"
-    message = f"{name}: bench failed\n{listed}{advice}"
-    return replace(record, verdict="fail", failed_check="bench", cause=None, message=message)
+    return _failed(record, name, [failure_line(one) for one in failures], advice=advice)
+
+
+def _failed(
+    record: TestRecord, name: str, lines: Sequence[str], *, why: str = "", advice: str = "", cause: str | None = None
+) -> TestRecord:
+    message = "\n".join([f"{name}: bench failed{why}", *(f"  {line}" for line in lines)]) + advice
+    checks = {**record.checks, "bench": {"verdict": "fail", "reason": "; ".join(lines), "cases": len(lines)}}
+    return replace(record, verdict="fail", failed_check="bench", cause=cause, message=message, checks=checks)

@@ -126,7 +126,7 @@ def figures(records: Iterable[TestRecord]) -> list[Figures]:
 
 def _of(record: TestRecord) -> list[Figures]:
     rows = {(row["case"], row["role"]): row for row in record.bench.get("rows", ())}
-    verdicts = {(one["case"], one["role"]): one["verdict"] for one in record.bench.get("compared", ())}
+    verdicts = {(one["case"], one["role"]): _verdict(one) for one in record.bench.get("compared", ())}
     counters = {(one["case"], one["role"]): one for one in record.bench.get("counters", ()) if "launches" in one}
     found = []
     for (case, role), row in rows.items():
@@ -146,6 +146,12 @@ def _of(record: TestRecord) -> list[Figures]:
             )
         )
     return found
+
+
+def _verdict(compared: Mapping[str, Any]) -> str:
+    """That of a row beside its baseline; ``"accepted"`` where it regressed and this run writes the new baseline."""
+    taken = any(change["verdict"] == "accepted" for change in compared.get("changes", ()))
+    return "accepted" if taken else str(compared["verdict"])
 
 
 def _fact(row: Mapping[str, Any], name: str) -> int | None:

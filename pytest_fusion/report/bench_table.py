@@ -15,12 +15,12 @@ from pytest_fusion.spec.wording import with_number
 WIDTH = 80
 _TIMES = (
     "case", "fused", "reference", "speed-up", "interval", "of copy", "of matmul", "bound", "host", "peak",
-    "reference's", "timed by",
+    "ref. peak", "timed by",
 )  # fmt: skip
 _TIMES_DROP = (11, 10, 9, 6, 8, 7, 5, 4, 2)
-_COSTS = ("case", "launches", "reference's", "bytes", "reference's", "saved", "baseline")
+_COSTS = ("case", "launches", "ref. launches", "bytes", "ref. bytes", "saved", "baseline")
 _COSTS_DROP = (4, 2, 5)
-_MEMORY = ("case", "peak", "reference's", "retained", "reference's")
+_MEMORY = ("case", "peak", "ref. peak", "retained", "ref. retained")
 _MEMORY_DROP = (4, 3)
 _KERNELS = ("kernel", "target", "registers", "local", "shared", "warps", "tensor core", "compiled in")
 _KERNELS_DROP = (7, 6, 5)
@@ -67,7 +67,7 @@ def bench_notes(records: Iterable[TestRecord]) -> list[str]:
 
 
 def changed_lines(records: Iterable[TestRecord]) -> list[str]:
-    """A line for each row that differs from its baseline and fails nothing by that: what, before and now.
+    """A line for each row that differs from its baseline, the regressed first: what, before and now.
 
     A change that several rows share appears once, with the first of them.
     """
@@ -78,7 +78,8 @@ def changed_lines(records: Iterable[TestRecord]) -> list[str]:
             if change:
                 role = "" if one["role"] == "fused" else f", {one['role']}"
                 rows.setdefault(change, []).append(f"{record.nodeid.rpartition('::')[2]} {one['case']}{role}")
-    return [f"{with_number(same)}: {change}" for change, same in rows.items()]
+    worst = sorted(rows.items(), key=lambda row: not row[0].startswith("regressed"))
+    return [f"{with_number(same)}: {change}" for change, same in worst]
 
 
 def _changes(compared: Mapping[str, Any]) -> str:
@@ -88,7 +89,7 @@ def _changes(compared: Mapping[str, Any]) -> str:
     listed = [
         f"{verdict}: {', '.join(parts[verdict][:_MOST_CHANGES])}"
         + (f" and {len(parts[verdict]) - _MOST_CHANGES} more" if len(parts[verdict]) > _MOST_CHANGES else "")
-        for verdict in ("changed", "improved", "unknown")
+        for verdict in ("regressed", "accepted", "changed", "improved", "unknown")
         if verdict in parts
     ]
     return "; ".join(listed) + str(compared.get("context", "")) if listed else ""

@@ -60,6 +60,13 @@ def rests_on(record: TestRecord) -> list[str]:
     return parts
 
 
+def reason(record: TestRecord) -> str:
+    """What a failure found, in one line: its first finding, else what the check that failed says."""
+    entry = record.checks.get(record.failed_check or "", {})
+    found = record.findings[0]["message"] if record.findings else entry.get("reason") or record.message
+    return one_line(str(found))
+
+
 def hazards(record: TestRecord) -> dict[str, str]:
     """The hazards that a test found and its spec does not accept: code -> what was found."""
     found = reversed(record.findings)

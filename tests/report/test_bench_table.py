@@ -145,7 +145,7 @@ def test_memory_with_a_backward_pass_has_a_table() -> None:
 
     assert not any(table.title == title for table in bench_tables([record(found)]))
     (table,) = (table for table in bench_tables([record([*rows(), *measured])]) if table.title == title)
-    assert table.header == ("case", "peak", "reference's", "retained", "reference's")
+    assert table.header == ("case", "peak", "ref. peak", "retained", "ref. retained")
     assert table.rows == (("test_rms_norm rows=8192 hidden=8192 bfloat16", "100 B", "3 kB", "0 B", "512 B"),)
 
 

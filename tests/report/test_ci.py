@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,6 +128,23 @@ def test_the_summary_has_the_tables_of_the_bench(passing: Make) -> None:
     assert len({line.count("|") for line in table}) == 1
     assert "### launches and bytes" in lines
     assert lines[-1] == "* test\\_rms\\_norm: n=1 was \\| not measured"
+
+
+def test_the_summary_says_why_a_bench_failed(passing: Make) -> None:
+    """In the row of the test, and below the tables for each case."""
+    change = {"verdict": "regressed", "what": "launches.kernels 1 -> 2"}
+    compared = [{"case": "n=1", "role": "fused", "verdict": "regressed", "reason": "", "changes": [change]}]
+    found = replace(
+        record(rows("n=1"), compared=compared),
+        verdict="fail",
+        failed_check="bench",
+        message="test_rms_norm: bench failed\n  n=1, fused: regressed: launches.kernels 1 -> 2",
+        checks={"bench": {"verdict": "fail", "reason": "n=1, fused: regressed: launches.kernels 1 -> 2"}},
+    )
+    lines = github.summary([found], {}).splitlines()
+
+    assert "n=1, fused: regressed: launches.kernels 1 -&gt; 2" in next(x for x in lines if x.startswith("| fail"))
+    assert lines[-1] == "* test\\_rms\\_norm n=1: regressed: launches.kernels 1 -&gt; 2"
 
 
 def test_a_summary_without_a_bench_is_as_it_was(passing: Make) -> None:

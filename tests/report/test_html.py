@@ -11,6 +11,7 @@ from pytest_fusion.report.case_table import case_tables
 from pytest_fusion.report.html.heat_map import heat_map
 from pytest_fusion.report.html.page import render, write_html
 from pytest_fusion.report.record import TestRecord
+from tests.report.benched import record, rows
 
 Make = Callable[..., TestRecord]
 _VOID = {"meta", "input", "br", "link", "img", "hr"}
@@ -88,6 +89,18 @@ def test_failures_come_first_and_only_the_first_few_are_open(passing: Make, fail
 
     assert [found["class"] for found in tests] == ["test fail"] * 50 + ["test pass"]
     assert sum("open" in found for found in tests) == 3
+
+
+def test_what_failed_stands_above_the_bench_and_what_regressed_is_red(passing: Make, failing: Make) -> None:
+    """Failures are what the page is opened for; the bench follows, then the tests that passed."""
+    change = {"verdict": "regressed", "what": "launches.kernels 1 -> 2"}
+    compared = [{"case": "rows=1", "role": "fused", "verdict": "regressed", "reason": "", "changes": [change]}]
+    page = render([passing(), record(rows("rows=1"), compared=compared), failing()], {})
+
+    places = [page.index(word) for word in ('class="test fail"', 'class="bench"', 'class="test pass"')]
+    assert places == sorted(places)
+    assert '<td class="v-fail"><code>regressed</code></td>' in page
+    assert '<p class="facts v-fail">test_rms_norm rows=1: regressed: launches.kernels 1 -&gt; 2</p>' in page
 
 
 def test_an_empty_run_still_makes_a_page(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ class Comparison:
     """What became of one row.
 
     ``facts`` are all exact facts of either side, ``names`` the kernels that came or went, ``golden`` its outputs.
-    ``changes`` are, each with its verdict and briefly, what differs and fails nothing; ``context`` ends them where
+    ``changes`` are, each with its verdict and briefly, what differs; ``context`` ends them where
     other versions may explain it. ``reasons`` are those of compilations that came or went.
     ``latency`` is the judgement on its latency; ``question`` is what is still to be judged with the rest of the run
     (see :func:`judged`), and ``no_latency`` why there is none.
@@ -174,8 +174,8 @@ _GOLDEN: dict[GoldenStatus, RowStatus] = {
 }
 _WORST_FIRST: tuple[RowStatus, ...] = ("regressed", "unknown", "inconclusive", "changed", "improved", "same")
 
-# Reported without a failure; an inconclusive latency is in its row already.
-_SHOWN = frozenset(("unknown", "changed", "improved"))
+# Listed below the table; an inconclusive latency is in its row already.
+_SHOWN = frozenset(("regressed", "unknown", "changed", "improved"))
 
 
 def _briefly(change: Change, context: str) -> str:

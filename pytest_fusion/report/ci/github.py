@@ -106,10 +106,7 @@ def _to_know(record: TestRecord) -> str:
             parts.append(f"cause: {_text(record.cause)}")
         if phrases.evidence(record):
             parts.append(_text(phrases.one_line("; ".join(phrases.evidence(record)))))
-        if record.findings:
-            parts.append(_text(phrases.one_line(record.findings[0]["message"])))
-        elif record.message:
-            parts.append(_text(phrases.one_line(record.message)))
+        parts += [_text(found)] if (found := phrases.reason(record)) else []
         if record.replay:
             parts.append(f"`{_code(phrases.replay_command(record))}`")
         return "<br>".join([*parts, *_hazards(record), *_off(record)])

@@ -243,7 +243,7 @@ def _numbers(group: Sequence[Figures]) -> Table:
         for one in sorted(group, key=lambda one: one.size or 0)
         if one.timed
     )
-    header = ("case", "size", "fused", "reference", "bandwidth", "reference's")
+    header = ("case", "size", "fused", "reference", "bandwidth", "ref. bandwidth")
     return Table("numbers of the plots", header, rows)
 
 

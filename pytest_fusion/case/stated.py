@@ -15,7 +15,7 @@ from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.dtypes import dtype_name
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.inputs import LAYOUTS, OptionalSpec, StrategySpec, TensorSpec, unwrap
+from pytest_fusion.spec.inputs import LAYOUTS, OptionalSpec, StrategySpec, unwrap
 from pytest_fusion.spec.wording import did_you_mean
 
 # The work is the product of all sizes: of five that are large, more than 2**62.

@@ -33,10 +33,6 @@ T = TypeVar("T")
 
 # Seen in the traceback of a kernel that is compiled or sent to a driver, which no interpreted one is.
 _COMPILED = ("/triton/compiler/", "active drivers")
-_TOO_EARLY = (
-    "Triton set out to compile this kernel for a GPU: the kernel was made before the CPU lane switched the interpreter "
-    "on, by a script, a plugin or sitecustomize. Set TRITON_INTERPRET=1 in the environment, or import it later"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +87,7 @@ class Job:
             if problem is not None and not interpreter.installed():
                 raise UnsupportedTritonError(problem)
             if any(part in failure.trace for part in _COMPILED):
-                raise UnsupportedTritonError(_TOO_EARLY)
+                raise UnsupportedTritonError(interpreter.TOO_EARLY)
         if problem is not None:
             tally.notes.append(problem)
         return tally

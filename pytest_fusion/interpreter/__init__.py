@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from pytest_fusion.interpreter.bridge.hook import enable, install
+from pytest_fusion.interpreter.bridge.hook import TOO_EARLY, enable, install
 from pytest_fusion.interpreter.bridge.lane_state import installed, notes, problem, version
 from pytest_fusion.interpreter.launch import observe
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _SESSION = ("Execution", "Finding", "MemoryFinding", "NotModelledError", "Session", "interpreted")
 
 __all__ = [
+    "TOO_EARLY",
     "Execution",
     "Finding",
     "MemoryFinding",

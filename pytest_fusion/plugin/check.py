@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 
+from pytest_fusion import interpreter
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.containers import leaves, map_tensors, tensors_of
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.modes import Concrete
 from pytest_fusion.engine.outcome import failure_of
 from pytest_fusion.engine.request import Request
-from pytest_fusion.errors import FusionError
+from pytest_fusion.errors import FusionError, UnsupportedTritonError
 from pytest_fusion.plugin import active
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.run import device_choice
@@ -23,6 +24,12 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import ConstantSpec
 
 _ONE_CALL = "one concrete call cannot show it"
+_IN_A_SCRIPT = (
+    "Triton was imported before its interpreter was switched on, which stands in for a GPU. Put these lines above the "
+    "import of your kernels, or set TRITON_INTERPRET=1 in the environment:\n"
+    "    from pytest_fusion import interpreter\n"
+    "    interpreter.enable()"
+)
 # A spec needs an input; a call without arguments gets this one, which is not passed on.
 _NOTHING = "no arguments"
 
@@ -50,7 +57,12 @@ def check_equivalent(fused: Callable[..., Any], reference: Callable[..., Any], *
     if device == "cpu":
         device_choice.prepare(device)
     job = Job(spec, replace(request, device=device), searching.stand_in(), {})
-    record = Concrete(_described(inputs)).run(job)
+    try:
+        record = Concrete(_described(inputs)).run(job)
+    except UnsupportedTritonError as error:
+        if running is not None or str(error) != interpreter.TOO_EARLY:
+            raise
+        raise UnsupportedTritonError(_IN_A_SCRIPT) from None
     # It was not the caller who switched this check off.
     vacuity = {"verdict": "unknown", "reason": _ONE_CALL, "cases": 0}
     record = replace(record, off={}, checks={**record.checks, "vacuity": vacuity})

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
 
-from pytest_fusion import FusionError, FusionFailure, check_equivalent
+from pytest_fusion import FusionError, FusionFailure, check_equivalent, interpreter
+from pytest_fusion.engine.modes import Concrete
+from pytest_fusion.errors import UnsupportedTritonError
 from tests.plugin.conftest import Project
 
 
@@ -24,6 +26,20 @@ def add(x: torch.Tensor, y: torch.Tensor, *, alpha: float = 1.0) -> torch.Tensor
 
 def strided() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(6, 10)[1:, ::2], torch.randn(5, 5).t()
+
+
+def test_a_script_that_imports_its_kernels_first_reads_two_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What to put above the import, and no traceback of the child."""
+
+    def too_early(*_: Any) -> NoReturn:
+        raise UnsupportedTritonError(interpreter.TOO_EARLY) from RuntimeError("the child's traceback")
+
+    monkeypatch.setattr("pytest_fusion.plugin.active.current", lambda: None)
+    monkeypatch.setattr(Concrete, "run", too_early)
+    with pytest.raises(UnsupportedTritonError) as caught:
+        check_equivalent(torch.relu, lambda x: x.clamp_min(0), torch.ones(3))
+    assert str(caught.value).endswith("\n    from pytest_fusion import interpreter\n    interpreter.enable()")
+    assert caught.value.__suppress_context__ and caught.value.__cause__ is None
 
 
 @pytest.mark.usefixtures("outside")

@@ -126,18 +126,8 @@ def test_a_triton_that_is_new_says_so(project: Project) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("more", "line"),
-    [
-        ("", "Triton was imported before the CPU lane could switch its interpreter on*set TRITON_INTERPRET=1*"),
-        (
-            "import triton.runtime.interpreter",
-            "Triton set out to compile this kernel for a GPU*Set TRITON_INTERPRET=1*",
-        ),
-    ],
-    ids=["unmended", "mended"],
-)
-def test_a_kernel_made_too_early_says_so(more: str, line: str, project: Project) -> None:
+@pytest.mark.parametrize("more", ["", "import triton.runtime.interpreter"], ids=["unmended", "mended"])
+def test_a_kernel_made_too_early_says_so(more: str, project: Project) -> None:
     """A kernel made before the interpreter was on cannot be launched: that is said, and not held against it."""
     head, _, test = TRITON.partition("@settings")
     # A plugin of the command line is loaded before any entry point.
@@ -148,6 +138,6 @@ def test_a_kernel_made_too_early_says_so(more: str, line: str, project: Project)
     result = project.pytester.run("sh", "-c", f"{environment} --fusion-device cpu --fusion-json fusion.json")
 
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines([line])
+    result.stdout.fnmatch_lines(["Triton was imported, and this kernel made, before*set TRITON_INTERPRET=1*"])
     result.stdout.no_fnmatch_line("*in the isolated process*")
     assert project.verdicts == {"test_it": "unknown"}

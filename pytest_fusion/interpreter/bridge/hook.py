@@ -15,6 +15,12 @@ from typing import Any
 from pytest_fusion.errors import FusionError
 from pytest_fusion.interpreter.bridge.lane_state import STATE
 
+TOO_EARLY = (
+    "Triton was imported, and this kernel made, before the CPU lane switched its interpreter on, so it would be "
+    "compiled for a GPU. Something imports it early (a conftest, another plugin, sitecustomize): set "
+    "TRITON_INTERPRET=1 in the environment, or import it later"
+)
+
 
 def enable() -> None:
     """Interpret every Triton kernel of this process. Call before user modules are imported.
@@ -29,11 +35,7 @@ def enable() -> None:
     elif "triton.runtime.interpreter" in sys.modules:
         _install_or_refuse()
     else:
-        STATE.problem = (
-            "Triton was imported before the CPU lane could switch its interpreter on, so kernels would be compiled for "
-            "a GPU. Something imports it early (a conftest, another plugin, sitecustomize): set TRITON_INTERPRET=1 in "
-            "the environment, or import it later"
-        )
+        STATE.problem = TOO_EARLY
 
 
 def install() -> None:

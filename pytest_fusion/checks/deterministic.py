@@ -13,8 +13,8 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import ConstantSpec, TensorSpec, unwrap
 from pytest_fusion.spec.wording import did_you_mean
 
-# After so many cases an output that none of them had is none; more where a flag or an absent input may decide.
-_SETTLED, _SETTLED_IF_DRAWN = 8, 50
+# After so many cases an output that none of them had is none, where a flag or an absent input may decide.
+_SETTLED_IF_DRAWN = 50
 
 
 @dataclass(slots=True)
@@ -25,9 +25,13 @@ class _Seen:
 
 
 def note(context: Context, expected: Outputs) -> None:
-    """Remember what the outputs of this case are called."""
-    if not isinstance(context.spec.deterministic, bool):
-        context.state(_Seen).outputs.update(dict.fromkeys((*expected.tensors, *expected.plain)))
+    """Remember what the outputs of this case are called; raises as :func:`notes` does."""
+    if isinstance(context.spec.deterministic, bool):
+        return
+    context.state(_Seen).outputs.update(dict.fromkeys((*expected.tensors, *expected.plain)))
+    # A reference may return at once where there is nothing to compute.
+    if all(isinstance(declared, TensorSpec | ConstantSpec) for declared in context.spec.inputs.values()):
+        notes(context, _SETTLED_IF_DRAWN if any(t.numel() for t in expected.tensors.values()) else 0)
 
 
 def notes(context: Context, judged: int) -> list[str]:
@@ -41,8 +45,6 @@ def notes(context: Context, judged: int) -> list[str]:
         return []
     gradients = list(_gradients(spec))
     known = {*gradients, *(name for output in seen for name in spellings(output))}
-    plain = all(isinstance(declared, TensorSpec | ConstantSpec) for declared in spec.inputs.values())
-    enough = _SETTLED if plain else _SETTLED_IF_DRAWN
     notes = []
     for name in spec.deterministic:
         if name in known:
@@ -52,7 +54,7 @@ def notes(context: Context, judged: int) -> list[str]:
         hint = did_you_mean(name, [f"d{name}"] if f"d{name}" in gradients else known)
         hint = hint if "did you mean" in hint else ""
         text = f"deterministic={{{name!r}: ...}} names neither an output nor a gradient{hint} ({known_names})"
-        if judged >= enough and (name in spec.inputs or not takes(spec.reference, context.extra)):
+        if judged >= _SETTLED_IF_DRAWN and (name in spec.inputs or not takes(spec.reference, context.extra)):
             raise SpecError(f"{spec.name}: {text}")
         notes.append(text)
     return notes

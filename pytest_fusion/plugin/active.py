@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from pytest_fusion.plugin import keys
-from pytest_fusion.plugin.options import SERVES, file_named_by
+from pytest_fusion.plugin.options import SERVES, file_named_by, project
 from pytest_fusion.report.record import TestRecord
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Active:
             device=config.stash[keys.device],
             profile=options.profile,
             isolate="off" if debugging else options.isolate,
-            root=config.rootpath,
+            root=project(config),
             start=config.invocation_params.dir,
             pinned=_pinned(self.item),
             shown=keys.from_start(config, self.item.nodeid),

@@ -27,13 +27,14 @@ from pytest_fusion.spec.annotations import inputs_from_annotations
 from pytest_fusion.spec.fusion_spec import KEYWORDS, FusionSpec, register_test_factory
 from pytest_fusion.spec.inputs import ConstantSpec
 from pytest_fusion.spec.keywords import stated_inputs
-from pytest_fusion.spec.wording import did_you_mean
+from pytest_fusion.spec.wording import checks_words, did_you_mean
 
 __all__ = ["FusionSpec", "fused_equivalent"]
 
 Test = Callable[..., Any]
 
 
+@checks_words(SpecError)
 def fused_equivalent(reference: Test | None = None, /, **keywords: Any) -> Callable[[Test], Test]:
     """Judge the decorated test's result against ``reference`` on generated inputs.
 

@@ -151,7 +151,7 @@ def resolve(config: pytest.Config) -> Options:
         bench=bench,
         counters=bench and bool(counters or config.getini("fusion_counters")),
         update=_chosen(config, "update", "none"),
-        baseline=_path(config, "baseline") or config.rootpath / ".fusion" / "baselines",
+        baseline=_path(config, "baseline") or project(config) / ".fusion" / "baselines",
         targets=_targets(_value(config, "targets")),
         canary=canary,
         canary_without=_without(_value(config, "canary_without")),
@@ -160,6 +160,21 @@ def resolve(config: pytest.Config) -> Options:
         # An incumbent's process answers another run, which writes the reports.
         return replace(found, report=None, json=None, replay=None, sanitize=False, bench=False, canary="")
     return replace(found, sanitize=False, bench=False, counters=False) if canary else found
+
+
+def project(config: pytest.Config) -> Path:
+    """The folder that has ``.fusion``: pytest's root, unless the path of an option moved that above the tests.
+
+    Before pytest knows our options it takes the file of ``--fusion-json FILE`` for a test, and without an ini file its
+    root is the folder that all of them share, which may be ``/``.
+    """
+    root, start = config.rootpath, config.invocation_params.dir
+    if config.inipath is not None or config.getoption("rootdir", None) or (root / "setup.py").is_file():
+        return root
+    tests = [os.path.normpath(start / argument.partition("::")[0]) for argument in config.args]
+    own = Path(os.path.commonpath([start, *tests]))
+    own = start if own == own.parent else own
+    return own if own.is_relative_to(root) else root
 
 
 def _profile(config: pytest.Config, bench: bool) -> Profile:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import keyword
 import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import SupportsIndex
 
 from pytest_fusion.errors import SpecError
+from pytest_fusion.spec.wording import checks_words
 
 # A named size, or the sizes of a leading ``*batch``.
 Size = int | tuple[int, ...]
@@ -58,9 +61,16 @@ class Term:
         return (_evaluate(ast.parse(self.text, mode="eval").body, sizes),)
 
 
+def _forbid_keywords(text: str, place: str) -> None:
+    for word in re.findall(r"\w+", text):
+        if keyword.iskeyword(word):
+            raise SpecError(f"cannot read dim {text!r}{place}: {word!r} is a Python keyword; call it '{word}_'")
+
+
 def parse_expression(text: str, *, where: str = "") -> Term:
     """Parse ``"2*half"``, ``"seq+1"``, ``"rows"`` or ``"4"``; raises ``SpecError``."""
     place = f" in {where}" if where else ""
+    _forbid_keywords(text, place)
     try:
         body = ast.parse(text, mode="eval").body
     except SyntaxError:
@@ -120,6 +130,7 @@ def parse_shape(text: str, *, where: str = "") -> Shape:
             name = token[1:]
             if not name.isidentifier():
                 raise SpecError(f"cannot read {token!r} in the shape {text!r}{place}: '*' takes a name, as in '*batch'")
+            _forbid_keywords(name, place)
             terms.append(Term(token, (name,), batch=True))
         elif token.startswith("#"):
             raise SpecError(
@@ -158,6 +169,7 @@ class Dim:
     multiple_of: int | str | None = None
 
 
+@checks_words(SpecError)
 def dim(min: int = 0, max: int | None = None, *, multiple_of: int | str | None = None) -> Dim:
     """Bound a named size; the bounds hold together.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Self
+from typing import Any
 
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec import keywords as given
@@ -16,7 +17,7 @@ from pytest_fusion.spec.inputs import ConstantSpec, DerivedSpec, TensorSpec, as_
 from pytest_fusion.spec.promises import Tolerance
 from pytest_fusion.spec.random_numbers import Rng, as_outputs, as_rng, completed
 from pytest_fusion.spec.values import ValueProfile
-from pytest_fusion.spec.wording import did_you_mean
+from pytest_fusion.spec.wording import checks_words, did_you_mean, is_slip
 
 # In ``clobbers=``: backward may overwrite the upstream gradient.
 UPSTREAM = "grad_outputs"
@@ -31,6 +32,7 @@ def register_test_factory(factory: Callable[[FusionSpec], Callable[..., None]]) 
     _test_factory[:] = [factory]
 
 
+@checks_words(SpecError)
 @dataclass(frozen=True, kw_only=True)
 class FusionSpec:
     """A fused kernel, its unfused reference, and the inputs on which they must agree.
@@ -72,13 +74,6 @@ class FusionSpec:
     requires: Any = ()
     # Parameters of a decorated test that are fixtures or parametrizations: not inputs, but known to both functions.
     fixtures: tuple[str, ...] = ()
-
-    def __new__(cls, **keywords: Any) -> Self:
-        known = cls.__dataclass_fields__
-        for keyword in keywords:
-            if keyword not in known:
-                raise SpecError(f"FusionSpec() has no keyword {keyword!r}{did_you_mean(keyword, known)}")
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         def put(name: str, value: Any) -> None:
@@ -235,9 +230,26 @@ class FusionSpec:
                 )
             if name in self.batch_names:
                 raise SpecError(f"{self.name}: '*{name}' stands for several dimensions and cannot be bounded by dim()")
+        self._check_spelling()
         for name in self.invariant:
             if name not in used:
                 raise SpecError(f"{self.name}: invariant={name!r} names no dim{did_you_mean(name, used)}")
+
+    def _check_spelling(self) -> None:
+        """A dim that occurs once, and another that no input has beside it, one slip of a finger apart."""
+        shapes = [(name, spec.shape) for name, spec in self.tensors.items()]
+        named = Counter(dim for _, shape in shapes for term in shape.terms for dim in term.names)
+        named.update(need for spec in self.derived.values() for need in spec.needs)
+        named.update([*self.dims, *self.invariant, *(b for s in self.tensors.values() for b in _bound_names(s.values))])
+        for name, shape in shapes:
+            for own in shape.names:
+                for other in self.dim_names:
+                    together = any({own, other} <= set(one.names) for _, one in shapes)
+                    if named[own] == 1 and not together and is_slip(own, other):
+                        raise SpecError(
+                            f"{self.name}: the dim {own!r}, in {name!r} alone, is spelled nearly as {other!r}; write "
+                            "one word for one size, and for two sizes two that differ more"
+                        )
 
     def _forbid_batch(self, names: Iterable[str], where: str) -> None:
         for name in set(names) & set(self.batch_names):

@@ -12,7 +12,7 @@ from pytest_fusion.spec import value_profiles
 from pytest_fusion.spec.dims import Shape, named_apart, parse_shape
 from pytest_fusion.spec.dtypes import FLOATING, normalise_dtypes
 from pytest_fusion.spec.values import ValueProfile
-from pytest_fusion.spec.wording import did_you_mean
+from pytest_fusion.spec.wording import checks_words, did_you_mean
 
 # The order is the order of simplicity: shrinking goes to the left.
 LAYOUTS: tuple[str, ...] = ("contiguous", "padded", "transposed", "step", "unflattenable", "expanded", "offset")
@@ -35,6 +35,7 @@ class TensorSpec:
         return not self.dtypes or any(name in FLOATING for name in self.dtypes)
 
 
+@checks_words(SpecError)
 def tensor(
     dims: str | int | Sequence[str | int],
     *,
@@ -85,6 +86,7 @@ class OptionalSpec:
     spec: InputSpec
 
 
+@checks_words(SpecError)
 def optional(spec: Any) -> OptionalSpec:
     """``None`` in some cases, ``spec`` in the others."""
     if isinstance(spec, OptionalSpec):
@@ -101,6 +103,7 @@ class DerivedSpec:
     required: tuple[str, ...]
 
 
+@checks_words(SpecError)
 def derived(function: Callable[..., Any]) -> DerivedSpec:
     """Compute an input from what the function's parameters name: other inputs, dims, ``generator``, ``dtype``.
 

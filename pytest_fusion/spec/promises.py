@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import SupportsFloat
 
 from pytest_fusion.errors import SpecError
+from pytest_fusion.spec.wording import checks_words
 
 
+@checks_words(SpecError)
 @dataclass(frozen=True, slots=True)
 class Tolerance:
     """A fixed tolerance, for people who insist: ``|fused - reference| <= atol + rtol * |reference|``.

@@ -11,7 +11,7 @@ from pytest_fusion.errors import SpecError
 from pytest_fusion.spec import keywords
 from pytest_fusion.spec.dims import Shape, parse_shape
 from pytest_fusion.spec.inputs import InputSpec
-from pytest_fusion.spec.wording import did_you_mean
+from pytest_fusion.spec.wording import checks_words, did_you_mean
 
 # What the reference's parameter and the input are called where nobody says otherwise; ``p`` as in torch.
 MASK = "mask"
@@ -35,6 +35,7 @@ class Rng:
     recover: Callable[..., Any] | None = None
 
 
+@checks_words(SpecError)
 def rng(
     seed: str | None = None,
     *,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_fusion.errors import SpecError
+from pytest_fusion.spec.wording import checks_words
 
 Bound = int | float | str
 # Of (shape, dtype, generator), which returns a tensor.
@@ -50,6 +51,7 @@ def finite() -> ValueProfile:
     return ValueProfile("finite")
 
 
+@checks_words(SpecError)
 def normal(mean: float = 0.0, std: float = 1.0) -> ValueProfile:
     """Bell-shaped, within five standard deviations of ``mean``, with powers of two in some tensors."""
     if std < 0:
@@ -57,12 +59,14 @@ def normal(mean: float = 0.0, std: float = 1.0) -> ValueProfile:
     return ValueProfile("normal", (("mean", mean), ("std", std)))
 
 
+@checks_words(SpecError)
 def uniform(low: Bound = 0.0, high: Bound = 1.0) -> ValueProfile:
     """Evenly from ``[low, high)``, with powers of two in some tensors."""
     _check_order("uniform", low, high)
     return ValueProfile("uniform", (("low", low), ("high", high)))
 
 
+@checks_words(SpecError)
 def positive(low: float = 1e-3, high: float = 8.0) -> ValueProfile:
     """Strictly positive, otherwise as :func:`uniform`."""
     if low <= 0:
@@ -76,6 +80,7 @@ def probabilities() -> ValueProfile:
     return ValueProfile("probabilities")
 
 
+@checks_words(SpecError)
 def booleans(share: float = 0.5) -> ValueProfile:
     """True with probability ``share``, in some tensors half of each row at once."""
     if not 0 <= share <= 1:
@@ -83,12 +88,14 @@ def booleans(share: float = 0.5) -> ValueProfile:
     return ValueProfile("booleans", (("share", share),))
 
 
+@checks_words(SpecError)
 def integers(low: Bound, high: Bound) -> ValueProfile:
     """Evenly from ``low`` to ``high``, both included."""
     _check_order("integers", low, high)
     return ValueProfile("integers", (("low", low), ("high", high)))
 
 
+@checks_words(SpecError)
 def indices(size: Bound) -> ValueProfile:
     """Evenly from ``0`` to ``size - 1``; the first and the last index always occur where there is room."""
     return ValueProfile("indices", (("size", size),))
@@ -99,6 +106,7 @@ def permutation() -> ValueProfile:
     return ValueProfile("permutation")
 
 
+@checks_words(SpecError)
 def constant(value: float) -> ValueProfile:
     """One value everywhere."""
     return ValueProfile("constant", (("value", value),))

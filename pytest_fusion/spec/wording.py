@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
+import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from pytest_fusion.errors import NotModelledError
 
+_Called = TypeVar("_Called", bound=Callable[..., Any])
+
 # The most characters of one line of another package's exception.
 _LONGEST_LINE = 500
+
+# Words of fewer differ by as few letters: rows and tows.
+_FEWEST_LETTERS = 4
 
 # On a full card contexts, kernels and the handles of libraries cannot be loaded either. None of these asks torch's
 # allocator, which alone raises torch's OutOfMemoryError.
@@ -90,6 +99,30 @@ def is_near(word: str, known: Iterable[str]) -> bool:
     return bool(difflib.get_close_matches(word, known))
 
 
+def is_slip(word: str, other: str) -> bool:
+    """Whether two words differ by letters inside of one of their parts: one other, two exchanged, one or two more.
+
+    Ends are left out, as in ``rows_q`` and ``rows_k`` or ``head`` and ``heads``, and so are parts of few letters.
+    """
+    pairs = [pair for pair in itertools.zip_longest(word.split("_"), other.split("_")) if pair[0] != pair[1]]
+    if len(pairs) != 1 or None in pairs[0]:
+        return False
+    short, long = sorted(pairs[0], key=len)
+    first = _alike(short, long)
+    last = _alike(short[first:][::-1], long[first:][::-1])
+    if not (short + long).isalpha() or not first or not last or len(short) < _FEWEST_LETTERS:
+        return False
+    ours, theirs = short[first : len(short) - last], long[first : len(long) - last]
+    if not ours:
+        return len(theirs) <= 2
+    return len(theirs) == len(ours) <= 2 and len(short) > _FEWEST_LETTERS and (len(ours) == 1 or ours == theirs[::-1])
+
+
+def _alike(word: str, other: str) -> int:
+    """How many letters two words have in common at their beginning."""
+    return next((at for at, pair in enumerate(zip(word, other, strict=False)) if len(set(pair)) > 1), len(word))
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """``"; did you mean 'rows'?"`` when something close to ``word`` is known, else the list of what is."""
     names = sorted(known)
@@ -97,6 +130,49 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; known: {', '.join(names)}" if names else ""
+
+
+def checks_words(error: type[Exception]) -> Callable[[_Called], _Called]:
+    """A decorator for a function or a class: wrong arguments raise ``error`` with the right word, no ``TypeError``."""
+
+    def decorate(called: _Called) -> _Called:
+        inner: Any = called.__init__ if isinstance(called, type) else called  # type: ignore[misc]
+
+        @functools.wraps(inner)
+        def call(*args: Any, **keywords: Any) -> Any:
+            try:
+                return inner(*args, **keywords)
+            except TypeError:
+                wrong = _wrong_words(inner, args, keywords)
+                if wrong is None:
+                    raise
+            raise error(f"{called.__name__}() {wrong}")
+
+        if not isinstance(called, type):
+            return call  # type: ignore[return-value]
+        called.__init__ = call  # type: ignore[misc]
+        return called
+
+    return decorate
+
+
+def _wrong_words(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> str | None:
+    """What is wrong with the arguments; ``None`` where the function takes them."""
+    signature = inspect.signature(function)
+    try:
+        signature.bind(*args, **keywords)
+    except TypeError as error:
+        known = {name: one for name, one in signature.parameters.items() if name != "self"}
+        unknown = [name for name in keywords if name not in known]
+        if unknown and not any(one.kind is one.VAR_KEYWORD for one in known.values()):
+            return f"has no keyword {unknown[0]!r}{did_you_mean(unknown[0], known)}"
+        if str(error).startswith("too many"):
+            first = [
+                name for name, one in known.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+            ]
+            return f"takes {' and '.join(first) or 'nothing'} by position; give what follows by name"
+        return f"{'is' if str(error).startswith('missing') else 'has'} {error}"
+    return None
 
 
 def with_number(names: Sequence[str]) -> str:

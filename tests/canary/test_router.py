@@ -120,7 +120,7 @@ def test_faults_trip_and_the_trip_is_latched() -> None:
 
     kernel(torch.ones(4))
     kernel.refresh()
-    kernel.set_state("full")
+    assert kernel.set_state("full") == "tripped"
     kernel.refresh()
 
     assert kernel.state == "tripped"

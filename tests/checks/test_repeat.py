@@ -322,6 +322,13 @@ def test_a_name_that_nothing_has_is_an_error(examine: Any, name: str, grad: Any,
     assert all(part in str(caught.value) for part in (f"deterministic={{{name!r}: ...}}", *parts)), str(caught.value)
 
 
+def test_a_name_that_nothing_has_is_an_error_in_the_first_case(judge_one: Any) -> None:
+    """Where neither an optional input nor a drawn one may bring an output along."""
+    with pytest.raises(SpecError, match=r"'outt': .* names neither an output nor a gradient; did you mean 'out'"):
+        judge_one(triple, triple, deterministic={"outt": False})
+    judge_one(triple, triple, case=Case({"rows": 0, "hidden": 3}, "float32", {"x": TensorCase("float32")}))
+
+
 @pytest.mark.slow
 def test_a_name_of_an_output_that_some_cases_have_is_fine(examine: Any) -> None:
     """What an optional input brings along counts; of few cases, or beside a failure, a wrong name is only noted."""

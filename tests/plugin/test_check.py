@@ -39,7 +39,7 @@ def test_a_script_that_imports_its_kernels_first_reads_two_lines(monkeypatch: py
     with pytest.raises(UnsupportedTritonError) as caught:
         check_equivalent(torch.relu, lambda x: x.clamp_min(0), torch.ones(3))
     assert str(caught.value).endswith("\n    from pytest_fusion import interpreter\n    interpreter.enable()")
-    assert caught.value.__suppress_context__ and caught.value.__cause__ is None
+    assert (caught.value.__suppress_context__, caught.value.__cause__) == (True, None)
 
 
 @pytest.mark.usefixtures("outside")

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
@@ -261,3 +262,18 @@ def test_call(fusion):
     assert found[0] == found[1]
     assert found[0][0] == 1
     assert len(found[0][2]) == 5
+
+
+@pytest.mark.parametrize("ini", [True, False])
+def test_what_a_run_leaves_stays_in_its_project(ini: bool, project: Project, tmp_path_factory: Any) -> None:
+    """Without an ini file pytest's root is what `--fusion-json FILE` and the tests share; `.fusion` is not there."""
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "found.json"
+    elsewhere.touch()
+    project.write("@few\n@fused_equivalent(relu_reference, inputs=X)\ndef test_it(x):\n    return wrong(x)\n")
+    if ini:
+        project.pytester.makeini("[pytest]")
+
+    result = project.run("--fusion-json", str(elsewhere))
+
+    result.assert_outcomes(failed=1)
+    assert (project.pytester.path / ".fusion" / "failures").is_dir()

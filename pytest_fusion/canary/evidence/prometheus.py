@@ -28,7 +28,7 @@ METRICS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "fusion_canary_publish_errors_total": ("counter", ("op",)),
 }
 _HELP = {
-    "fusion_canary_calls_total": "Calls by the kernel that served them and the state of the canary.",
+    "fusion_canary_calls_total": "Calls by the kernel that served them and the state; none while off or tripped.",
     "fusion_canary_comparisons_total": "Runs of the candidate by result.",
     "fusion_canary_fallbacks_total": "Calls routed to the candidate that the incumbent served instead.",
     "fusion_canary_error_ratio": "Error of the candidate as a multiple of the incumbent's, of one call.",

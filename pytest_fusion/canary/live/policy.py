@@ -9,7 +9,7 @@ from typing import Any
 
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.promises import Tolerance
-from pytest_fusion.spec.wording import did_you_mean
+from pytest_fusion.spec.wording import checks_words, did_you_mean
 
 STATES = ("off", "shadow", "route", "full")
 
@@ -61,6 +61,7 @@ _COUNTS = ("trip_after", "trip_window")
 _WAYS = ("request", "process")
 
 
+@checks_words(CanaryError)
 @dataclass(frozen=True, slots=True)
 class Policy:
     """What a canary may do. Raises :class:`~pytest_fusion.errors.CanaryError` for impossible values.

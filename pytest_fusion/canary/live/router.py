@@ -42,7 +42,7 @@ from pytest_fusion.canary.recording.recorded_file import need_safetensors
 from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import brief, out_of_memory
+from pytest_fusion.spec.wording import brief, checks_words, out_of_memory
 
 ARMS = ("incumbent", "candidate")
 # Seconds without comparisons after the candidate ran out of memory in shadow.
@@ -52,6 +52,7 @@ _NOTHING = object()
 _ONLY: ContextVar[str | None] = ContextVar("pytest_fusion_canary_only", default=None)
 
 
+@checks_words(CanaryError)
 def canary(
     name: str,
     *,
@@ -158,7 +159,7 @@ class Canary:
         return "tripped" if self._control.tripped is not None else str(self._mode)
 
     def status(self) -> dict[str, Any]:
-        """Counts so far, in JSON types. ``calls`` are those while the canary was not off."""
+        """Counts so far, in JSON types. ``calls`` are those while the canary was neither off nor tripped."""
         with self._lock:
             calls = next(self._tickets) - self._peeks
             self._peeks += 1
@@ -180,13 +181,15 @@ class Canary:
         """The evidence of this process for the current rollout, as the judge takes it."""
         return self._ledger.evidence()
 
-    def set_state(self, state: str | None) -> None:
+    def set_state(self, state: str | None) -> str:
         """Sets ``"off"``, ``"shadow"``, ``"route 0.05"`` or ``"full"`` at once; ``None`` removes the setting.
 
-        The environment, the file and a trip can still be more restrictive. Raises ``CanaryError``.
+        Returns the state that holds: the environment, the file and a trip can still be more restrictive. Raises
+        ``CanaryError``.
         """
         self._control.call(state)
         self._apply()
+        return self.state
 
     def trip(self, reason: str) -> None:
         """Switches back to the incumbent at once, until :meth:`rearm`."""

@@ -25,7 +25,7 @@ from pytest_fusion.canary.recording.call_json import Binding, DescribedCall
 from pytest_fusion.canary.recording.recorded_file import PRIVATE, TensorFiles, need_safetensors
 from pytest_fusion.case import counter_random
 from pytest_fusion.errors import CanaryError
-from pytest_fusion.spec.wording import brief
+from pytest_fusion.spec.wording import brief, checks_words
 
 # Classes that are counted separately; calls of further ones are counted together.
 MOST_BUCKETS = 256
@@ -112,6 +112,7 @@ _LAST_S = 1.0
 _CHECK_AGE_S = 3600.0
 
 
+@checks_words(CanaryError)
 def record(
     name: str,
     fn: Callable[..., Any],

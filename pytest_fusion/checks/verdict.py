@@ -15,6 +15,8 @@ Status = Literal["pass", "fail", "hazard", "unknown"]
 GRADIENTS = "invariance:gradients"
 SECOND = "gradients:second"
 
+# How the reason of an unknown begins that nobody has to act on.
+NOT_WANTED = ("not requested: ", "nothing to judge: ")
 
 _NOTHING = Facts()
 

@@ -25,6 +25,8 @@ class Profile:
     long: bool = True
     # Only cases whose offsets do not fit 32 bits, `covering` of them.
     large: bool = False
+    # Few cases are all that the run is for.
+    few: bool = False
 
 
 # Interpreted one by one a program costs about 0.7 ms, in a batch a twentieth of that; what cannot be a batch has a cap
@@ -33,7 +35,7 @@ class Profile:
 # 10 s on two cores. `deep` is for a nightly run; `gate` for a run that measures what another run tests: a kernel that
 # is plainly wrong has no numbers, and that is all it is for.
 PROFILES: dict[str, Profile] = {
-    "gate": Profile("gate", covering=20, search=0, programs=2000, seconds=15.0, elements=1 << 14, long=False),
+    "gate": Profile("gate", covering=20, search=0, programs=2000, seconds=15.0, elements=1 << 14, long=False, few=True),
     "dev": Profile("dev", covering=130, search=30, programs=4000, seconds=15.0),
     "ci": Profile("ci", covering=150, search=60, programs=7000, seconds=60.0),
     "deep": Profile("deep", covering=1000, search=1000, programs=70_000, seconds=600.0, elements=1 << 21, work=1 << 25),

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_fusion.errors import FusionError, FusionFailure
 from pytest_fusion.plugin import keys
 from pytest_fusion.plugin.options import SERVES, file_named_by, project
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.spec.wording import brief, words
 
 if TYPE_CHECKING:
     from pytest_fusion.bench.bench_request import BenchRequest
@@ -24,6 +26,13 @@ class Active:
 
     item: pytest.Item
     records: list[TestRecord] = field(default_factory=list)
+
+    def note_error(self, error: Exception) -> None:
+        """Keep a record of a test that an error of its spec or of this package ended; it has no verdict."""
+        ours = isinstance(error, FusionError)
+        if not isinstance(error, FusionFailure) and (ours or keys.is_fused(self.item)):
+            text = words(error) if ours else brief(error)
+            self.records.append(TestRecord(self.item.nodeid, "unknown", message=text, raised=True))
 
     def make_request(self) -> Request:
         from pytest_fusion.engine.request import Request

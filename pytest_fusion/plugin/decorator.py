@@ -18,7 +18,7 @@ from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.modes import Judge
 from pytest_fusion.engine.outcome import failure_of
 from pytest_fusion.engine.request import Request
-from pytest_fusion.errors import SpecError, UnsupportedTritonError
+from pytest_fusion.errors import SpecError
 from pytest_fusion.plugin import active
 from pytest_fusion.plugin.requires import check as check_requires
 from pytest_fusion.plugin.requires import missing
@@ -167,12 +167,7 @@ def settle(spec: FusionSpec, outer: Any, extra: Mapping[str, Any]) -> TestRecord
     if lacking is not None:
         record = TestRecord(request.nodeid, "unknown", notes=[f"not run: {lacking}"], message=lacking)
     else:
-        try:
-            record = mode.run(Job(spec, request, outer, extra))
-        except UnsupportedTritonError as error:
-            if running is not None:
-                running.records.append(TestRecord(request.nodeid, "unknown", message=str(error)))
-            raise
+        record = mode.run(Job(spec, request, outer, extra))
     if running is not None:
         running.records.append(record)
     if record.verdict == "fail":

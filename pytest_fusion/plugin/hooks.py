@@ -209,6 +209,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     active.push(running)
     try:
         return (yield)
+    except Exception as error:
+        running.note_error(error)
+        raise
     finally:
         active.pop()
         item.stash[keys.own_records] = running.records

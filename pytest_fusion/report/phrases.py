@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pytest_fusion.checks.verdict import NOT_WANTED
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.wording import plural
 
@@ -23,25 +24,32 @@ GRADES = {
     "D": "worse than that",
 }
 # What a total calls the outcomes.
-TOTALS = {"fail": "failed", "unknown": "unknown", "pass": "passed", "xfail": "failed as expected"}
+TOTALS = {
+    "fail": "failed",
+    "error": "ended in an error",
+    "unknown": "unknown",
+    "pass": "passed",
+    "xfail": "failed as expected",
+}
 # Long text in one table row or terminal line hides the rows around it.
 _SHORT = 200
 
 
 def counts(records: Iterable[TestRecord]) -> Counter[str]:
-    """``{"fail", "unknown", "pass", "xfail"}`` -> number of tests; a failure that was expected counts as xfail."""
+    """The number of tests for each key of ``TOTALS``; a failure that was expected counts as xfail."""
     return Counter(map(outcome, records))
 
 
 def outcome(record: TestRecord) -> str:
-    """The verdict, or ``"xfail"`` where ``pytest.mark.xfail`` expected the failure."""
-    return "xfail" if record.verdict == "fail" and record.expected else record.verdict
+    """The verdict; ``"error"`` where the test raised one, ``"xfail"`` where ``pytest.mark.xfail`` expected either."""
+    found = "error" if record.raised else record.verdict
+    return "xfail" if found in ("fail", "error") and record.expected else found
 
 
 def by_urgency(records: Iterable[TestRecord]) -> list[TestRecord]:
-    """Failures first, then unknown, then passes that rest on little, each in the order of the run."""
-    rank = {"fail": 0, "unknown": 1, "xfail": 3, "pass": 3}
-    return sorted(records, key=lambda r: 2 if r.verdict == "pass" and thin(r) else rank[outcome(r)])
+    """Failures first, errors, unknown, then passes that rest on little, each in the order of the run."""
+    rank = {"fail": 0, "error": 1, "unknown": 2, "xfail": 4, "pass": 4}
+    return sorted(records, key=lambda r: 3 if r.verdict == "pass" and thin(r) else rank[outcome(r)])
 
 
 def rests_on(record: TestRecord) -> list[str]:
@@ -76,10 +84,11 @@ def hazards(record: TestRecord) -> dict[str, str]:
 def thin(record: TestRecord) -> list[str]:
     """Why the verdict rests on little; empty where it does not.
 
-    One concrete call (``check_equivalent``) has no coverage, and is what its caller asked for: few cases are no fault.
+    One concrete call (``check_equivalent``) has no coverage, and is what its caller wanted: few cases are no fault. So
+    they are none of a replay, and of a profile of few cases.
     """
     parts = []
-    share = pair_share(record)
+    share = None if record.coverage.get("few") else pair_share(record)
     # Not by what was rejected: sizes that contradict their own bounds, or cost too much, never become a case.
     rejected = record.cases - record.judged
     if not record.judged:
@@ -88,7 +97,7 @@ def thin(record: TestRecord) -> list[str]:
         parts.append(f"only {plural(record.judged, 'case')} judged")
     if share is not None and share < LITTLE_COVERED:
         parts.append(f"only {percent(share)} of pairs covered")
-    if rejected > MANY_REJECTED * record.cases:
+    if rejected > MANY_REJECTED * record.cases or (parts and rejected):
         parts.append(f"{rejected:,} of {plural(record.cases, 'case')} rejected ({tally(record.rejected)})")
     return parts
 
@@ -142,6 +151,11 @@ def unknown_checks(record: TestRecord) -> dict[str, str]:
         for name, entry in record.checks.items()
         if entry.get("verdict") == "unknown" and name not in record.off
     }
+
+
+def not_judged(record: TestRecord) -> dict[str, str]:
+    """Of those, the checks that were wanted, or have something to judge, and could not run."""
+    return {name: why for name, why in unknown_checks(record).items() if not why.startswith(NOT_WANTED)}
 
 
 def evidence(record: TestRecord) -> list[str]:

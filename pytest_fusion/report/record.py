@@ -16,11 +16,12 @@ class TestRecord:
 
     ``checks`` maps a check's name to ``{"verdict", "reason", "cases", ...evidence}``; of ``cases`` so many were
     ``judged``; ``rejected`` maps the kind of a rejection (an exception's name, ``"too-expensive"``) to its count, those
-    that were left out before they became a case among them; ``coverage`` has
-    ``{"pairs", "covered", "share"}``; ``worst`` has ``{"ratio", "output", "statistic", "case"}`` of the largest error
-    against what was allowed; ``grade`` is ``"A"`` to ``"D"`` or ``None``; ``off`` maps a switched-off check to
-    the user's reason; ``phases`` maps a phase (fused, reference, make, judge, plugin) to seconds;
-    ``expected`` means that ``pytest.mark.xfail`` announced the failure; ``script`` is the path of the stand-alone
+    that were left out before they became a case among them; ``coverage`` has ``{"pairs", "covered", "share", "few"}``,
+    ``few`` where few cases were all that was wanted; ``worst`` has ``{"ratio", "output", "statistic", "case"}`` of the
+    largest error against what was allowed; ``grade`` is ``"A"`` to ``"D"`` or ``None``; ``off`` maps a
+    switched-off check to the user's reason; ``phases`` maps a phase (fused, reference, make, judge, plugin) to seconds;
+    ``expected`` means that ``pytest.mark.xfail`` announced the failure; ``raised`` that the test ended in an error of
+    the spec or of this package, which is ``"unknown"`` and fails in pytest; ``script`` is the path of the stand-alone
     script of the failing case; ``diagnosis`` of a failure has ``{"cause", "evidence", "ruled_out", "runs"}``: a slug,
     two lists of sentences, and how often the kernel ran for them; ``bench`` of a measured test has ``{"rows",
     "compared", "resources", "limits", "notes", "complete"}``; ``canary`` of one that was compared with an incumbent has
@@ -52,6 +53,7 @@ class TestRecord:
     phases: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     expected: bool = False
+    raised: bool = False
     script: str | None = None
     bench: dict[str, Any] = field(default_factory=dict)
     canary: dict[str, Any] = field(default_factory=dict)

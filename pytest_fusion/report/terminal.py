@@ -17,7 +17,7 @@ Line = tuple[str, dict[str, bool]]
 TITLE = "fusion"
 _RED, _GREEN, _YELLOW, _BOLD = {"red": True}, {"green": True}, {"yellow": True}, {"bold": True}
 _PLAIN: dict[str, bool] = {}
-_COLOURS = {"pass": _GREEN, "fail": _RED, "unknown": _YELLOW, "xfail": _YELLOW}
+_COLOURS = {"pass": _GREEN, "fail": _RED, "error": _RED, "unknown": _YELLOW, "xfail": _YELLOW}
 
 
 def summary(
@@ -46,17 +46,16 @@ def summary(
 
 def attention(record: TestRecord, *, failures_only: bool = False) -> list[Line]:
     """One test in a few lines: what failed and how to see it again, or why its verdict is worth little."""
-    if phrases.outcome(record) == "fail":
-        return _failure(record)
-    if failures_only or phrases.outcome(record) == "xfail":
+    found = phrases.outcome(record)
+    if found in ("fail", "error"):
+        return _failure(record) if found == "fail" else [_unknown(record)]
+    if failures_only or found == "xfail":
         return []
-    lines = [
-        (f"{phrases.outcome(record)} {record.nodeid}: {note}", _YELLOW)
-        for note in record.notes
-        if names_elsewhere(note)
-    ]
+    lines = [(f"{found} {record.nodeid}: {note}", _YELLOW) for note in record.notes if names_elsewhere(note)]
     if record.verdict == "unknown":
-        lines.append((f"UNKNOWN {record.nodeid}: {_why_unknown(record)}", _YELLOW))
+        lines.append(_unknown(record))
+    elif record.message:
+        lines.append((f"{record.nodeid}: {phrases.one_line(record.message)}", _GREEN))
     elif weak := phrases.thin(record):
         lines.append((f"thin pass {record.nodeid}: {'; '.join(weak)}", _YELLOW))
     return lines
@@ -68,7 +67,7 @@ def details(record: TestRecord) -> list[Line]:
     if phrases.outcome(record) == "fail":
         lines += _failure(record)
     elif record.verdict == "unknown":
-        lines.append((f"UNKNOWN {record.nodeid}: {_why_unknown(record)}", _YELLOW))
+        lines.append(_unknown(record))
     else:
         lines.append((f"{phrases.outcome(record)} {record.nodeid}", _COLOURS[phrases.outcome(record)]))
     facts = [*phrases.rests_on(record), phrases.duration(record.seconds)]
@@ -77,9 +76,11 @@ def details(record: TestRecord) -> list[Line]:
         lines += [(f"  rests on little: {reason}", _YELLOW) for reason in phrases.thin(record)]
     lines += [(f"  {name} switched off: {phrases.one_line(reason)}", _PLAIN) for name, reason in record.off.items()]
     lines += [(f"  hazard {code}: {phrases.one_line(text)}", _YELLOW) for code, text in phrases.hazards(record).items()]
-    missing = phrases.unknown_checks(record)
-    if missing and record.verdict != "fail":
-        lines.append((f"  unknown: {', '.join(missing)}", _PLAIN))
+    every, missing = phrases.unknown_checks(record), phrases.not_judged(record)
+    unwanted = [name for name in every if name not in missing]
+    if record.verdict != "fail":
+        lines += [(f"  unknown: {', '.join(missing)}", _PLAIN)] if missing else []
+        lines += [(f"  not requested, or nothing to judge: {', '.join(unwanted)}", _PLAIN)] if unwanted else []
     lines += [(f"  note: {phrases.one_line(note)}", _PLAIN) for note in record.notes]
     return lines
 
@@ -91,7 +92,7 @@ def total(records: Sequence[TestRecord]) -> Line:
     cases = sum(record.cases for record in records)
     seconds = sum(record.seconds for record in records)
     text = f"{plural(len(records), 'test')}: {', '.join(parts)}; {plural(cases, 'case')} in {phrases.duration(seconds)}"
-    colour = _RED if found["fail"] else _YELLOW if found["unknown"] else _GREEN
+    colour = _RED if found["fail"] or found["error"] else _YELLOW if found["unknown"] else _GREEN
     return text, colour | _BOLD
 
 
@@ -109,12 +110,12 @@ def _failure(record: TestRecord) -> list[Line]:
     return lines
 
 
-def _why_unknown(record: TestRecord) -> str:
-    """The test's own message, else its first check without a verdict."""
-    if record.message:
-        return phrases.one_line(record.message)
+def _unknown(record: TestRecord) -> Line:
+    """Why there is no verdict: the test's own message, else its first check without one."""
+    found = phrases.outcome(record)
     reasons = [f"{name}: {reason}" for name, reason in phrases.unknown_checks(record).items()]
-    return phrases.one_line(reasons[0]) if reasons else "no reason given"
+    why = phrases.one_line(record.message or next(iter(reasons), "no reason given"))
+    return f"{found.upper()} {record.nodeid}: {why}", _COLOURS[found]
 
 
 def _hazards(records: Iterable[TestRecord]) -> list[Line]:
@@ -138,7 +139,7 @@ def _switched_off(records: Iterable[TestRecord]) -> list[Line]:
 
 def _not_judged(records: Iterable[TestRecord]) -> list[Line]:
     """Checks that passing tests could not run, in as few lines as there are numbers of tests; -v has the reasons."""
-    tests = Counter(name for record in records if record.verdict == "pass" for name in phrases.unknown_checks(record))
+    tests = Counter(name for record in records if record.verdict == "pass" for name in phrases.not_judged(record))
     names: dict[int, list[str]] = {}
     for name, count in tests.items():
         names.setdefault(count, []).append(name)

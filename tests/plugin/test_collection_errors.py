@@ -142,7 +142,9 @@ def test_it(x):
 
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["*the reference consumes random numbers*pass the noise*"])
+    result.stdout.fnmatch_lines(["ERROR test_it.py::test_it: *reference consumes*", "1 test: 1 ended in an error;*"])
     result.stdout.no_fnmatch_line("*decorator.py*")
+    assert project.verdicts == {"test_it": "unknown"}
 
 
 def test_inputs_that_can_never_be_made_are_the_specs_fault(project: Project) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
+from pytest_fusion.report import phrases
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.report.terminal import Line, summary
 
@@ -60,6 +63,35 @@ def test_a_pass_that_covered_little_says_so(passing: Make) -> None:
     )
 
 
+def test_few_cases_that_were_wanted_are_not_thin(passing: Make) -> None:
+    """A replay says that its case passes now; the profile ``gate`` says nothing. Mass rejection counts there too."""
+    coverage = {"pairs": 400, "covered": 1, "share": 0.0, "few": True}
+    few: dict[str, Any] = {"cases": 1, "rejected": {}, "coverage": coverage, "checks": {}}
+
+    assert summary([passing(**few)]) == []
+    lines = _text(summary([passing(**few, message="the case passes now")]))
+    assert lines.startswith("tests/test_norm.py::test_rms_norm: the case passes now\n")
+    refused = passing(**{**few, "cases": 20, "judged": 5, "rejected": {"ValueError": 15}})
+    assert "thin pass tests/test_norm.py::test_rms_norm: 15 of 20 cases rejected" in _text(summary([refused]))
+
+
+def test_a_thin_pass_says_what_was_rejected(passing: Make) -> None:
+    """That may be why it is thin, also where it was less than half."""
+    coverage = {"pairs": 400, "covered": 120, "share": 0.3}
+    record = passing(cases=212, judged=122, rejected={"ValueError": 90}, coverage=coverage)
+    assert "only 30 % of pairs covered; 90 of 212 cases rejected (ValueError 90)" in _text(summary([record]))
+
+
+def test_a_test_that_ends_in_an_error_is_counted(passing: Make) -> None:
+    """It has no verdict, and pytest counts it among the failures."""
+    broken = passing(verdict="unknown", raised=True, cases=0, message="the reference consumes random numbers")
+    lines = summary([passing(checks={}), broken])
+
+    assert lines[0] == ("ERROR tests/test_norm.py::test_rms_norm: the reference consumes random numbers", {"red": True})
+    assert lines[-1][0].startswith("2 tests: 1 ended in an error, 1 passed")
+    assert phrases.outcome(replace(broken, expected=True)) == "xfail"
+
+
 def test_what_never_became_a_case_makes_no_pass_thin(passing: Make) -> None:
     """Of a slow kernel the largest sizes are left out and counted, as are sizes that contradict each other."""
     assert summary([passing(cases=120, rejected={"too-expensive": 110, "impossible": 30}, checks={})]) == []
@@ -82,12 +114,17 @@ def test_unknown_is_neither_pass_nor_fail(passing: Make) -> None:
 def test_checks_nobody_ran_are_said_once(passing: Make) -> None:
     """Checks that 50 passing tests could not run are one line, not fifty."""
     checks = {name: {"verdict": "unknown", "reason": "why", "cases": 0} for name in ("device", "compile")}
+    checks["gradients"] = {"verdict": "unknown", "reason": "not requested: grad= is False", "cases": 0}
+    checks["configs"] = {"verdict": "unknown", "reason": "nothing to judge: no autotuned kernel", "cases": 0}
     lines = summary([passing(nodeid=f"t.py::test_{index}", checks=checks) for index in range(50)])
 
     assert [text for text, _ in lines] == [
         "not judged in 50 tests (reasons at -v): device, compile",
         "50 tests: 50 passed; 6,550 cases in 6 min 03 s",
     ]
+    verbose = [text for text, _ in summary([passing(checks=checks)], verbosity=1)]
+    assert "  unknown: device, compile" in verbose
+    assert "  not requested, or nothing to judge: gradients, configs" in verbose
 
 
 def test_verbose_shows_what_a_pass_rests_on(passing: Make) -> None:

@@ -236,7 +236,7 @@ def summary(context: Context) -> Verdict:
     state = _state(context)
     kernels = state.progress.values()
     if not kernels:
-        return unknown(NAME, "no autotuned kernel was launched")
+        return unknown(NAME, "nothing to judge: no autotuned kernel was launched")
     words = "; ".join(map(_counted, kernels))
     for kernel in kernels:
         left = sorted(kernel.survived - kernel.ran - kernel.refused)

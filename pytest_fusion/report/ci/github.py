@@ -110,8 +110,10 @@ def _to_know(record: TestRecord) -> str:
         if record.replay:
             parts.append(f"`{_code(phrases.replay_command(record))}`")
         return "<br>".join([*parts, *_hazards(record), *_off(record)])
+    if record.raised:
+        return _text(phrases.one_line(record.message))
     parts = [_text(reason) for reason in phrases.thin(record)] if record.verdict == "pass" else []
-    missing = phrases.unknown_checks(record)
+    missing = phrases.not_judged(record)
     parts += [f"not judged: {_text(', '.join(missing))}"] if missing else []
     return "<br>".join([*parts, *_hazards(record), *_off(record)])
 

@@ -22,8 +22,7 @@ def case_tables(case: Mapping[str, Any]) -> tuple[Table, ...]:
     """One table of the plain values, then one for each group of things of one kind (dims, inputs).
 
     A mapping of mappings (an input's shape, dtype, layout) gets a column for each key that any of them has, since
-    comparing inputs means reading down a column. So does a list of mappings; its ``name`` heads the row. The case's
-    one-line ``text`` says the same again and is not shown.
+    comparing inputs means reading down a column. The case's one-line ``text`` says the same again and is not shown.
     """
     scalars: list[tuple[str, ...]] = []
     tables: list[Table] = []
@@ -53,25 +52,14 @@ def cell(value: Any) -> str:
     return str(value)
 
 
-def _named(value: Any) -> dict[str, Mapping[str, Any]]:
-    """``value`` as name -> mapping where it is a group of mappings, else nothing."""
-    if isinstance(value, Mapping):
-        items = list(value.items())
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        items = [(_name(item, index), item) for index, item in enumerate(value)]
-    else:
-        return {}
-    if not items or not all(isinstance(item, Mapping) for _, item in items):
-        return {}
-    return {str(name): item for name, item in items}
-
-
-def _name(item: Any, index: int) -> str:
-    return f"{item['name']}" if isinstance(item, Mapping) and "name" in item else f"{index}"
+def _named(value: Any) -> Mapping[str, Mapping[str, Any]]:
+    """``value`` where it is a group of mappings by name, else nothing."""
+    named = isinstance(value, Mapping) and all(isinstance(item, Mapping) for item in value.values())
+    return value if named else {}
 
 
 def _grid(title: str, named: Mapping[str, Mapping[str, Any]]) -> Table:
-    columns = list(dict.fromkeys(key for item in named.values() for key in item if key != "name"))
+    columns = list(dict.fromkeys(key for item in named.values() for key in item))
     rows = tuple(
         (name, *(cell(item[column]) if column in item else "" for column in columns)) for name, item in named.items()
     )

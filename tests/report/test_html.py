@@ -125,25 +125,13 @@ def test_a_case_becomes_tables_with_nothing_left_out(failing: Make) -> None:
     assert inputs.rows[0] == ("x", "float16", "padded", "0", "3", "unit")
 
 
-def test_a_list_of_named_things_is_a_table_too() -> None:
-    """Entries without a property leave its cell empty."""
-    (table,) = case_tables({"inputs": [{"name": "x", "shape": [2, 3]}, {"name": "eps", "value": 1e-6}]})
-
-    assert table.header == ("", "shape", "value")
-    assert table.rows == (("x", "[2, 3]", ""), ("eps", "", "1e-06"))
-
-
-def test_maps_of_any_making_are_drawn_or_left_out() -> None:
-    """Text stays text, numbers are held within 0 and 1, and what is no map is no map."""
-    said = heat_map("..#\n")
-    assert said is not None
-    assert (said.text, said.cells) == ("..#", ())
-    drawn = heat_map([[float("nan"), 2, -1, 0.5]])
-    assert drawn is not None
-    assert drawn.cells == ((1.0, 1.0, 0.0, 0.5),)
-    assert [mark.x for mark in drawn.marks()] == [0, 1, 3]
-    no_maps: list[Any] = [None, "", [], [[]], 7, [["a"]], [[0.0] * 1000], [[1.0]], {"cells": None}, {"axes": []}]
-    assert [found for found in no_maps if heat_map(found) is not None] == []
+def test_a_map_that_says_nothing_is_left_out() -> None:
+    """One cell is no picture; where its axes are known in words, those stand alone."""
+    assert heat_map({}) is None
+    assert heat_map({"cells": [["inf"]], "axes": []}) is None
+    words = heat_map({"cells": [["inf"]], "axes": ["every index"]})
+    assert words is not None
+    assert (words.cells, words.text) == ((), "axis 0: every index")
 
 
 def test_a_map_of_errors_is_drawn_on_a_logarithmic_scale() -> None:

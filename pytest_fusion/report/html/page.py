@@ -147,7 +147,7 @@ def _check(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _maps(record: TestRecord) -> tuple[HeatMap, ...]:
-    found = (heat_map(entry.get("error_map")) for entry in record.checks.values())
+    found = (heat_map(entry.get("error_map") or {}) for entry in record.checks.values())
     return tuple(drawn for drawn in found if drawn is not None)
 
 

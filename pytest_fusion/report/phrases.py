@@ -87,8 +87,10 @@ def thin(record: TestRecord) -> list[str]:
     One concrete call (``check_equivalent``) has no coverage, and is what its caller wanted: few cases are no fault. So
     they are none of a replay, and of a profile of few cases.
     """
+    if record.coverage.get("few"):
+        return []
     parts = []
-    share = None if record.coverage.get("few") else pair_share(record)
+    share = pair_share(record)
     # Not by what was rejected: sizes that contradict their own bounds, or cost too much, never become a case.
     rejected = record.cases - record.judged
     if not record.judged:

@@ -139,7 +139,8 @@ def _switched_off(records: Iterable[TestRecord]) -> list[Line]:
 
 def _not_judged(records: Iterable[TestRecord]) -> list[Line]:
     """Checks that passing tests could not run, in as few lines as there are numbers of tests; -v has the reasons."""
-    tests = Counter(name for record in records if record.verdict == "pass" for name in phrases.not_judged(record))
+    judged = [record for record in records if record.verdict == "pass" and not record.message]  # a replay has one
+    tests = Counter(name for record in judged for name in phrases.not_judged(record))
     names: dict[int, list[str]] = {}
     for name, count in tests.items():
         names.setdefault(count, []).append(name)

@@ -162,17 +162,12 @@ def not_judged(record: TestRecord) -> dict[str, str]:
 
 def evidence(record: TestRecord) -> list[str]:
     """What experiments on the failing case showed, as sentences."""
-    return _sentences(record.diagnosis.get("evidence"))
+    return list(record.diagnosis.get("evidence", ()))
 
 
 def ruled_out(record: TestRecord) -> list[str]:
     """Causes that experiments on the failing case excluded."""
-    return _sentences(record.diagnosis.get("ruled_out"))
-
-
-def _sentences(found: Any) -> list[str]:
-    listed = [found] if isinstance(found, str) else found
-    return [str(line) for line in listed if line] if isinstance(listed, list | tuple) else []
+    return list(record.diagnosis.get("ruled_out", ()))
 
 
 def replay_command(record: TestRecord) -> str:

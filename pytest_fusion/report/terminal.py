@@ -48,14 +48,12 @@ def attention(record: TestRecord, *, failures_only: bool = False) -> list[Line]:
     """One test in a few lines: what failed and how to see it again, or why its verdict is worth little."""
     found = phrases.outcome(record)
     if found in ("fail", "error"):
-        return _failure(record) if found == "fail" else [_unknown(record)]
+        return _head(record)
     if failures_only or found == "xfail":
         return []
     lines = [(f"{found} {record.nodeid}: {note}", _YELLOW) for note in record.notes if names_elsewhere(note)]
-    if record.verdict == "unknown":
-        lines.append(_unknown(record))
-    elif record.message:
-        lines.append((f"{record.nodeid}: {phrases.one_line(record.message)}", _GREEN))
+    if record.verdict == "unknown" or record.message:
+        lines += _head(record)
     elif weak := phrases.thin(record):
         lines.append((f"thin pass {record.nodeid}: {'; '.join(weak)}", _YELLOW))
     return lines
@@ -63,13 +61,7 @@ def attention(record: TestRecord, *, failures_only: bool = False) -> list[Line]:
 
 def details(record: TestRecord) -> list[Line]:
     """One test at ``-v``: the basis of its verdict, what was switched off, what was not judged."""
-    lines: list[Line] = []
-    if phrases.outcome(record) == "fail":
-        lines += _failure(record)
-    elif record.verdict == "unknown":
-        lines.append(_unknown(record))
-    else:
-        lines.append((f"{phrases.outcome(record)} {record.nodeid}", _COLOURS[phrases.outcome(record)]))
+    lines = _head(record)
     facts = [*phrases.rests_on(record), phrases.duration(record.seconds)]
     lines.append((f"  {', '.join(facts)}", _PLAIN))
     if record.verdict == "pass":
@@ -110,12 +102,15 @@ def _failure(record: TestRecord) -> list[Line]:
     return lines
 
 
-def _unknown(record: TestRecord) -> Line:
-    """Why there is no verdict: the test's own message, else its first check without one."""
-    found = phrases.outcome(record)
-    reasons = [f"{name}: {reason}" for name, reason in phrases.unknown_checks(record).items()]
-    why = phrases.one_line(record.message or next(iter(reasons), "no reason given"))
-    return f"{found.upper()} {record.nodeid}: {why}", _COLOURS[found]
+def _head(record: TestRecord) -> list[Line]:
+    """The outcome; why there is no verdict: the test's own message, else its first check without one."""
+    found, why = phrases.outcome(record), record.message if record.verdict == "pass" else ""
+    if found == "fail":
+        return _failure(record)
+    if record.verdict == "unknown":
+        reasons = [f"{name}: {reason}" for name, reason in phrases.unknown_checks(record).items()]
+        found, why = found.upper(), record.message or next(iter(reasons), "no reason given")
+    return [(f"{found} {record.nodeid}{why and f': {phrases.one_line(why)}'}", _COLOURS[found.lower()])]
 
 
 def _hazards(records: Iterable[TestRecord]) -> list[Line]:

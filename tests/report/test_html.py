@@ -95,9 +95,12 @@ def test_what_failed_stands_above_the_bench_and_what_regressed_is_red(passing: M
     """Failures are what the page is opened for; the bench follows, then the tests that passed."""
     change = {"verdict": "regressed", "what": "launches.kernels 1 -> 2"}
     compared = [{"case": "rows=1", "role": "fused", "verdict": "regressed", "reason": "", "changes": [change]}]
-    page = render([passing(), record(rows("rows=1"), compared=compared), failing()], {})
+    broken = passing(verdict="unknown", raised=True, message="the reference consumes random numbers")
+    page = render([passing(), record(rows("rows=1"), compared=compared), broken, failing()], {})
 
-    places = [page.index(word) for word in ('class="test fail"', 'class="bench"', 'class="test pass"')]
+    order = ('class="test fail"', 'class="test error"', 'class="bench"', 'class="test pass"')
+    places = [page.index(word) for word in order]
+    assert '<b class="error">1</b> ended in an error' in page
     assert places == sorted(places)
     assert '<td class="v-fail"><code>regressed</code></td>' in page
     assert '<p class="facts v-fail">test_rms_norm rows=1: regressed: launches.kernels 1 -&gt; 2</p>' in page

@@ -70,7 +70,7 @@ def test_few_cases_that_were_wanted_are_not_thin(passing: Make) -> None:
 
     assert summary([passing(**few)]) == []
     lines = _text(summary([passing(**few, message="the case passes now")]))
-    assert lines.startswith("tests/test_norm.py::test_rms_norm: the case passes now\n")
+    assert lines.startswith("pass tests/test_norm.py::test_rms_norm: the case passes now\n")
     unknown = {"vacuity": {"verdict": "unknown", "reason": "only 1 case was judged", "cases": 0}}
     assert "vacuity" not in _text(summary([passing(**{**few, "checks": unknown}, message="the case passes now")]))
 

@@ -19,6 +19,7 @@ from pytest_fusion.checks.rejections import NO_ROOM_TO_JUDGE, NOT_MODELLED, OUT_
 from pytest_fusion.checks.vacuity import Vacuity
 from pytest_fusion.checks.verdict import Verdict, failed
 from pytest_fusion.errors import GridTooLargeError, TooManyProgramsError
+from pytest_fusion.interpreter.control.batch import EndlessLoopError
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.oracle import OutputLanes, TooSlow
 from pytest_fusion.oracle.reference import FEW_LANES, ReferenceFailed, ReferenceRun, run_reference
@@ -224,7 +225,7 @@ def error_verdict(outcome: Outcome) -> Verdict:
         "error",
         what + advice,
         identity=f"error:{kind}:{outcome.origin}",
-        cause=getattr(error.__cause__, "cause", None),
+        cause="hang" if isinstance(error.__cause__, EndlessLoopError) else None,
         error=kind,
         origin=outcome.origin,
     )

@@ -27,8 +27,6 @@ class WaitsForAnotherError(RuntimeError):
 class EndlessLoopError(RuntimeError):
     """A loop changes nothing, and nothing that it reads can be changed by another program."""
 
-    cause = "hang"
-
 
 @dataclass(slots=True)
 class Batch:

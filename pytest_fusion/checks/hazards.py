@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# What each code means, as a clause that follows "hazard:". All other codes of findings are causes (`diagnosis.causes`).
+# What each code means, as a clause that follows "hazard:", those about numbers first. All other codes of findings are
+# causes (`diagnosis.causes`).
 HAZARDS: Mapping[str, str] = {
-    "less-accurate": "less accurate than the reference, and no worse than twice what eager PyTorch loses in this dtype",
     "nan-swallowed": "the reference is not finite where the kernel is",
-    "hidden-sync": "the kernel waits for the device",
-    "second-backward": "a second backward through a retained graph gives something else",
-    "second-derivative": "a derivative of the gradient is missing or wrong",
-    "upstream-overwritten": "backward writes into the upstream gradient",
     "undefined-lanes": "the result depends on masked lanes of a load without other=, which Triton leaves undefined",
+    "upstream-overwritten": "backward writes into the upstream gradient",
+    "less-accurate": "less accurate than the reference, and no worse than twice what eager PyTorch loses in this dtype",
     "tf32-products": "float32 factors of a product are rounded to TF32, tl.dot's default on a GPU",
-    "refuses": "the launcher refuses some cases",
-    "loose-tolerance": "the tolerance of the spec would also pass the next lower precision",
     "config-variant-bits": "the bits of the result depend on which autotune config wins",
+    "second-backward": "a second backward through a retained graph gives something else",
+    "refuses": "the launcher refuses some cases",
+    "hidden-sync": "the kernel waits for the device",
+    "loose-tolerance": "the tolerance of the spec would also pass the next lower precision",
+    "second-derivative": "a derivative of the gradient is missing or wrong",
 }

@@ -13,6 +13,7 @@ from pytest_fusion.case.describe import describe
 from pytest_fusion.checks import deterministic, multiprocessors, registry
 from pytest_fusion.checks.case_judge import dry_run, judge_case
 from pytest_fusion.checks.context import CaseResult, Context, Progress
+from pytest_fusion.checks.hazards import HAZARDS
 from pytest_fusion.checks.rejections import NOT_MODELLED
 from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
@@ -199,7 +200,11 @@ class Judging:
             self._sufficient()
         elif whole:
             self._conclude_all()
-        ordered = sorted(self.found, key=lambda one: (not self.fails(one), not one.verdict.failed))
+        codes = list(HAZARDS)
+        ordered = sorted(
+            self.found,
+            key=lambda one: (not self.fails(one), codes.index(one.verdict.code) if one.verdict.code in codes else -1),
+        )
         if tally.failure is None and failing:
             tally.failure = ordered.pop(0)
         tally.others = ordered

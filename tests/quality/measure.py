@@ -28,6 +28,7 @@ HAZARDS_OF: Mapping[str, frozenset[str]] = {
     "less-accurate": frozenset({"low-precision-accumulation", "cast-order"}),
     "undefined-lanes": frozenset({"wrong-neutral-element", "reads-padding"}),
     "upstream-overwritten": frozenset({"mutates-input"}),
+    "nan-swallowed": frozenset({"nan-mishandled"}),
 }
 
 

@@ -35,7 +35,7 @@ class Counts:
         return self.kernels, self.memcpy, self.memset
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "names": list(map(list, self.names)), "doubts": list(self.doubts)}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Counts:

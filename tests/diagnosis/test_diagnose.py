@@ -63,7 +63,6 @@ from tests.diagnosis.wrong import (
     scale,
     scale_with_small_floor,
     second_and_third,
-    skips_last,
     softmax,
     starts_at_storage,
     step,
@@ -140,9 +139,8 @@ TABLE: dict[str, Row] = {
     "three past the end": Row(
         "out-of-bounds", copies_rows_by_fours, lambda x: x.clone(), {"dim rows": 5, "dim hidden": 1}
     ),
-    "the last index": Row("off-by-one-mask", skips_last, double),
-    "a factor": Row("wrong-scale", triple, double),
-    "what a mean divides by": Row("wrong-scale", mean_by_one_less, lambda x: x.float().mean(-1).to(x.dtype)),
+    "a factor": Row("unexplained", triple, double),
+    "what a mean divides by": Row("unexplained", mean_by_one_less, lambda x: x.float().mean(-1).to(x.dtype)),
     "a term beside a factor": Row("unexplained", triple_and_one, double),
     "no maximum": Row("missing-max-subtraction", exponentials, softmax, change=valued("huge")),
     "no maximum, hundreds": Row("missing-max-subtraction", exponentials, softmax, change=valued("hundred")),
@@ -155,7 +153,7 @@ TABLE: dict[str, Row] = {
     "a small constant that stays": Row("unexplained", norm_with_offset, norm_of_constant),
     "a small number that is a factor": Row("unexplained", long_step, step, inputs=STEP),
     "rows of one element, which no epsilon of 0 can norm": Row(
-        "ignores-input", centred_norm_without_bias, centred_norm, {"dim rows": 3, "dim hidden": 1}, inputs=AFFINE
+        "unexplained", centred_norm_without_bias, centred_norm, {"dim rows": 3, "dim hidden": 1}, inputs=AFFINE
     ),
     "masked elements in a maximum": Row(
         "wrong-neutral-element", masks_after_maximum, masked_softmax, inputs=MASKED, change=valued("huge"),
@@ -198,14 +196,14 @@ TABLE: dict[str, Row] = {
     ),
     "an earlier call's weight": Row("cached-answer", caching(), times, inputs=WEIGHTED),
     "another formula": Row("unexplained", wrong_gelu, torch.nn.functional.gelu),
-    "a sign": Row("wrong-scale", negated, double),
+    "a sign": Row("unexplained", negated, double),
     "another formula, strided by chance": Row(
         "unexplained", wrong_gelu, torch.nn.functional.gelu, change=laid("transposed")
     ),
     "a sign in 16 bits": Row(
-        "wrong-scale", negated, double, {"dim rows": 3, "dim hidden": 5, "dtype": "bfloat16"}
+        "unexplained", negated, double, {"dim rows": 3, "dim hidden": 5, "dtype": "bfloat16"}
     ),
-    "a sign where NaN is drawn by chance": Row("wrong-scale", negated, double, change=valued("nan")),
+    "a sign where NaN is drawn by chance": Row("unexplained", negated, double, change=valued("nan")),
     "another dtype": Row("wrong-dtype", lambda x: x.double(), double),
     "an input written": Row("mutates-input", lambda x: x.mul_(2) + 0, double),
 }  # fmt: skip
@@ -269,10 +267,10 @@ def test_a_rule_that_breaks_leaves_the_others_their_turn(lab_of: Any, monkeypatc
 
 def test_every_variant_runs_once_within_the_budget(lab_of: Any) -> None:
     """The kernel is never asked the same thing twice, and no more often than allowed."""
-    lab = lab_of(wrong_gelu, torch.nn.functional.gelu, ROWS, PLAIN, max_runs=30)
+    lab = lab_of(wrong_gelu, torch.nn.functional.gelu, ROWS, PLAIN, max_runs=25)
     first = lab.attempt(lab.base)
     runs = lab.runs
     assert lab.attempt(lab.base) is first
     assert lab.runs == runs
     diagnose(lab)
-    assert lab.runs == 30
+    assert lab.runs == 25

@@ -13,7 +13,6 @@ from pytest_fusion import dim, tensor, values
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.diagnosis.diagnose import diagnose
-from pytest_fusion.spec.inputs import derived
 from tests.sweeps import sweep
 
 T = torch.Tensor
@@ -73,26 +72,6 @@ def test_a_partial_tile_is_as_long_as_bounds_admit(lab_of: Any, multiple_of: int
     found = diagnose(lab)
     assert found.cause == "tail-mask", found
     assert f"right at hidden=16 and 32, wrong at {wrong_at}" in found.evidence
-
-
-def first_or_middle(rows: int, generator: torch.Generator) -> int:
-    return int(torch.rand(1, generator=generator) < 0.5) * (rows // 2)
-
-
-def one_more_in_a_row(x: T, at: int) -> T:
-    return x * 2 + F.one_hot(torch.tensor(at), len(x))[:, None]
-
-
-@pytest.mark.slow
-def test_an_end_that_is_wrong_for_one_seed_alone_is_no_bound(lab_of: Any) -> None:
-    """What only the first row has at this seed, and another row at others, shows in the first row at every size."""
-    inputs = {"x": tensor("rows hidden"), "at": derived(first_or_middle)}
-    sizes = {"dim rows": 3, "dim hidden": 2}
-    lab = lab_of(one_more_in_a_row, lambda x, at: x * 2, inputs, sizes, dtypes="float32")
-    wrong = lab.wrong_of(lab.attempt(lab.base))
-    assert wrong is not None
-    assert wrong.mask.any(1).tolist() == [True, False, False]
-    assert diagnose(lab).cause != "off-by-one-mask"
 
 
 def causal(q: T, k: T, v: T, *, counted: bool = True) -> T:
@@ -246,18 +225,3 @@ def test_a_gradient_that_is_0_tells_of_no_padding(
     fused = pooled(gradient_of, reference)
     found = diagnose(lab_of(fused, reference, inputs, sizes, blocks=(block,), change=plainly, **more))
     assert found.cause == cause, found
-
-
-@pytest.mark.slow
-def test_an_end_that_is_wrong_whatever_other_dims_are_is_a_bound(lab_of: Any) -> None:
-    """The last query of all is left out, of few keys and of many."""
-
-    def without_last(q: T, k: T, v: T) -> T:
-        return torch.cat([causal(q, k, v)[:-1], torch.zeros(1, v.shape[1])])
-
-    inputs = {"q": tensor("m d"), "k": tensor("n d"), "v": tensor("n d")}
-    lab = lab_of(without_last, causal, inputs, {"dim m": 2, "dim n": 17, "dim d": 2}, dtypes="float32")
-    found = diagnose(lab)
-    assert (found.cause, found.evidence) == ("off-by-one-mask", ["at m=5, 8 and 13 only the last index is wrong"]), (
-        found
-    )

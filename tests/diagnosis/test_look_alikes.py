@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -198,36 +197,3 @@ def test_lengths_that_are_equal_in_a_first_call_are_not_kept(lab_of: Any) -> Non
         assert cached(lab) is None, seed
         equal += lab.attempt(lab.grown(ordinary(lab.base, ["x"]), (14, 22, 6, 10))).right
     assert equal
-
-
-def quantised_to(most: float) -> Callable[[T], tuple[T, T]]:
-    def quantised(x: T) -> tuple[T, T]:
-        scale = x.abs().amax(-1, keepdim=True).clamp(min=1e-6) / most
-        return (x / scale).round().clamp(-most, most).to(torch.int8), scale[..., 0]
-
-    return quantised
-
-
-def shifted_scale(x: T) -> tuple[T, T]:
-    codes, scale = quantised_to(127.0)(x)
-    return codes + 1, scale + 1
-
-
-@pytest.mark.slow
-def test_a_scale_that_is_off_by_a_factor_is_named_beside_its_codes(lab_of: Any) -> None:
-    """Codes of 100 steps in place of 127 are wrong each in its own way, and their scale by one constant."""
-    inputs = {"x": tensor("rows n", values=values.normal())}
-    sizes, bounds = {"dim rows": 3, "dim n": 9}, {"rows": dim(1), "n": dim(1)}
-    lab = lab_of(quantised_to(100.0), quantised_to(127.0), inputs, sizes, dims=bounds, dtypes="float32")
-    found = diagnose(lab)
-    assert found.cause == "wrong-scale", found
-    assert "1.27 times the right one" in found.evidence[0]
-
-
-@pytest.mark.slow
-def test_a_scale_that_is_off_by_a_sum_has_no_factor(lab_of: Any) -> None:
-    """One more than the right scale is another multiple of each."""
-    inputs = {"x": tensor("rows n", values=values.normal())}
-    sizes, bounds = {"dim rows": 3, "dim n": 9}, {"rows": dim(1), "n": dim(1)}
-    lab = lab_of(shifted_scale, quantised_to(127.0), inputs, sizes, dims=bounds, dtypes="float32")
-    assert diagnose(lab).cause != "wrong-scale"

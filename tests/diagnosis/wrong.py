@@ -311,9 +311,3 @@ def scaled(how: str) -> Callable[[T, T], T]:
             return (g * w + g.mean(-1, keepdim=True) if how == "mean" else g * (1 + w)), None
 
     return Scaled.apply
-
-
-def skips_last(x: T) -> T:
-    out = x * 2
-    out[:, -1:] = 0
-    return out

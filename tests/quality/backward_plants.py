@@ -92,7 +92,7 @@ BACKWARD: tuple[Plant, ...] = (
     *group("gated_norm", gated_norm.make_spec, "rows hidden", [
         ("gate-of-first-row", "A3", 17, GRADIENTS, "wrong-index-map ignores-strides", [(2, 2)]),
         ("gate-required", "E3", 132, RAISES, "raises", [(1, 1)]),
-        ("weight-before-gate", "E4", 133, GRADIENTS, "ignores-input", [(1, 1)]),
+        ("weight-before-gate", "E4", 133, GRADIENTS, "unexplained", [(1, 1)]),
         ("no-else", "E4", 137, GRADIENTS, "unexplained", [(1, 2)]),
         ("sigmoid-slope", "E4", None, GRADIENTS, "unexplained", [(1, 1)]),
     ], slow="gate-of-first-row gate-required sigmoid-slope"),

@@ -142,7 +142,7 @@ FORWARD: tuple[Plant, ...] = (
         ("skips-negative", "B5", 51, HOLES, "unwritten-output", [(1, 1, 1, 1)]),
         ("overwrites-input", "E2", 122, frozenset({"structure", "inputs"}), "aliasing mutates-input", [(1, 1, 1, 1)]),
         ("interleaved", "H1", None, VALUES, "wrong-index-map", [(1, 1, 1, 8)]),
-        ("hard-coded-theta", "H1", 183, VALUES, "ignores-input", [(1, 1, 1, 8)]),
+        ("hard-coded-theta", "H1", 183, VALUES, "unexplained", [(1, 1, 1, 8)]),
     ], slow="no-pass-through hard-coded-theta"),
     *group("rope_sectioned", rope.make_sectioned_spec, "batch seq heads features", [
         ("one-section", "H1", 182, VALUES, "wrong-index-map", [(1, 1, 1, 8)]),

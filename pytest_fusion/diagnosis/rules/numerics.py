@@ -12,7 +12,6 @@ import torch
 from pytest_fusion.case import recorded_values
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks import probe as probing
-from pytest_fusion.checks.gradients import blame
 from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.experiments import Lab, Wrong, ordinary
@@ -27,8 +26,6 @@ _SHIFT = 1000.0
 _MOST_ELEMENTS = 32
 _SEEDS = 4
 _MOST_DRAWN = 4
-# By so much two constants may differ and be one: of 16 bits each element has some 2^-8 of its own.
-ONE_FACTOR = 0.02
 
 
 def special(lab: Lab) -> Found | None:
@@ -247,41 +244,3 @@ def _limit(lab: Lab, names: list[str], most: float) -> float:
 
 def is_coarse(case: Case) -> bool:
     return any(tensor.dtype in ("float16", "bfloat16") for tensor in case.tensors.values())
-
-
-def factor(lab: Lab) -> Found | None:
-    """A result that is the right one times a constant, whatever the values; of other sizes it may be another one.
-
-    An epsilon, a wrong element or a rounding leaves no such constant, so this rule comes after those.
-    """
-    if lab.check != "values":
-        return None
-    wrong, base = lab.wrong_of(lab.attempt(lab.base)), lab.attempt(lab.base).probe
-    first = [wrong.name] if wrong is not None else []
-    # A scale may be off by a factor and what is divided by it in other ways: each output is tried.
-    for name in dict.fromkeys((*first, *(base.got if base is not None else ()))):
-        fact = _times(lab, name)
-        if fact:
-            return Found("wrong-scale", [fact if [name] == first else f"{name}: {fact}"])
-    return None
-
-
-def _times(lab: Lab, name: str) -> str | None:
-    """In words, by what constant an output is off; ``None`` where it is right somewhere, or by no constant."""
-    found: dict[str, float] = {}
-    for case in (lab.grown(), lab.grown(None, (17, 19, 18, 21))):
-        ratios = []
-        for seed in lab.seeds(case):
-            wrong = lab.wrong_of(lab.attempt(case.with_(seed=seed)), name)
-            ratio = blame.constant_ratio(wrong.got, wrong.right) if wrong is not None else None
-            if not ratio:
-                return None
-            ratios.append(ratio)
-        if max(ratios) - min(ratios) > ONE_FACTOR * abs(ratios[0]):
-            return None
-        sizes = " ".join(f"{name}={size}" for name, size in case.sizes.items())
-        found[sizes] = ratios[0]
-    if max(found.values()) - min(found.values()) <= ONE_FACTOR * abs(ratios[0]):
-        return f"{ratios[0]:.4g} times the right one, for other values and sizes alike"
-    listed = ", ".join(f"{ratio:.4g} times it at {sizes}" for sizes, ratio in found.items())
-    return f"the right one times a constant that follows the sizes: {listed}"

@@ -10,7 +10,6 @@ from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis, Found
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.diagnosis.rules import (
-    ends,
     epsilons,
     extents,
     indices,
@@ -20,7 +19,6 @@ from pytest_fusion.diagnosis.rules import (
     strides,
     tuning,
     wrong_slice,
-    zeros,
 )
 
 UNEXPLAINED = "unexplained"
@@ -50,7 +48,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     numerics.overflow,
     roundings.rounding,
     epsilons.epsilon,
-    zeros.zeros,
+    numerics.zeros,
     extents.tail,
     lost_gradient,
     indices.moved,
@@ -69,7 +67,7 @@ _OF_HOLES: tuple[Rule, ...] = (
     indices.moved,
     extents.limit,
 )
-_OF_BOUNDS: tuple[Rule, ...] = (extents.zero, strides.layout, ends.one_past)
+_OF_BOUNDS: tuple[Rule, ...] = (extents.zero, strides.layout, extents.one_past)
 _OF_PLACE: tuple[Rule, ...] = (extents.zero, strides.layout)
 # Where nothing more can be learned, the check has said all there is.
 _RULES: dict[str, tuple[Rule, ...]] = {

@@ -17,7 +17,7 @@ import torch
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
-from pytest_fusion.case.choosing.known_failures import Known
+from pytest_fusion.case.choosing.search import Known
 from pytest_fusion.case.misfit import misfit
 from pytest_fusion.diagnosis.repro import replay_file as replays
 from pytest_fusion.engine import sanitize

@@ -23,10 +23,9 @@ from pytest_fusion.plugin import active
 from pytest_fusion.plugin.requires import check as check_requires
 from pytest_fusion.plugin.requires import missing
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.spec.annotations import inputs_from_annotations
 from pytest_fusion.spec.fusion_spec import KEYWORDS, FusionSpec, register_test_factory
 from pytest_fusion.spec.inputs import ConstantSpec
-from pytest_fusion.spec.keywords import stated_inputs
+from pytest_fusion.spec.keywords import inputs_from_annotations, stated_inputs
 from pytest_fusion.spec.wording import checks_words, did_you_mean
 
 __all__ = ["FusionSpec", "fused_equivalent"]

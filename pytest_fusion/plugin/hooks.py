@@ -244,7 +244,7 @@ def pytest_runtest_makereport(
             report.longrepr.reprcrash.message = f"{excinfo.value.check} ({excinfo.value.cause}): {excinfo.value}"
     records = item.stash.get(keys.own_records, [])
     if records:
-        from pytest_fusion.report.plain_json import plain
+        from pytest_fusion.report.json_file import plain
 
         # A failure that the test itself catches is expected, as one under xfail.
         expected = hasattr(report, "wasxfail") or report.passed

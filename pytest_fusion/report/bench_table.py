@@ -7,8 +7,7 @@ from typing import Any
 
 from pytest_fusion.report.bench_figures import Figures, figures
 from pytest_fusion.report.case_table import Table
-from pytest_fusion.report.columns import NONE, UNKNOWN, Listing, clipped, lines
-from pytest_fusion.report.numbers import quantity, three, time, whole
+from pytest_fusion.report.columns import NONE, UNKNOWN, Listing, clipped, lines, quantity, three, time, whole
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.wording import with_number
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec import keywords as given
-from pytest_fusion.spec.bench_limits import as_bench_limits
 from pytest_fusion.spec.dims import Dim, dim, parse_expression
 from pytest_fusion.spec.dtypes import FLOATING, normalise_dtypes
 from pytest_fusion.spec.inputs import ConstantSpec, DerivedSpec, TensorSpec, as_input, unwrap
+from pytest_fusion.spec.keywords import as_bench_limits
 from pytest_fusion.spec.promises import Tolerance
 from pytest_fusion.spec.random_numbers import Rng, as_outputs, as_rng, completed
 from pytest_fusion.spec.values import ValueProfile

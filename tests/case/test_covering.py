@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pytest_fusion.case import regimes
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.case.choosing import covering
-from pytest_fusion.case.choosing.pairwise import covering_array
+from pytest_fusion.case.choosing.covering import covering_array
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.plan import Limits, Plan, build

@@ -11,9 +11,9 @@ import torch
 from pytest_fusion import interpreter
 from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.checks.repeat import repetition
+from pytest_fusion.checks.repeat.repetition import Decoys
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.interpreter.control.executor import Order, executing, ordered
-from pytest_fusion.run.stress.moved_allocations import Decoys
 from pytest_fusion.spec import values
 from pytest_fusion.spec.inputs import tensor
 from tests.interpreter.executors import each_executor

@@ -14,7 +14,7 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks.case_judge import judge_case
 from pytest_fusion.checks.context import Context
 from pytest_fusion.diagnosis.diagnose import diagnose
-from pytest_fusion.diagnosis.rules.zeros import zeros
+from pytest_fusion.diagnosis.rules.numerics import zeros
 from tests.sweeps import sweep
 
 T = torch.Tensor

@@ -19,9 +19,9 @@ from pytest_fusion import FusionSpec, dim, tensor  # noqa: E402
 from pytest_fusion.case.case_model import Case, TensorCase  # noqa: E402
 from pytest_fusion.checks.case_judge import judge_case  # noqa: E402
 from pytest_fusion.checks.context import CaseResult, Context  # noqa: E402
+from pytest_fusion.checks.repeat.repetition import Decoys  # noqa: E402
 from pytest_fusion.plugin.testing import examine  # noqa: E402
 from pytest_fusion.run.stress.competing_kernels import competing, crowded  # noqa: E402
-from pytest_fusion.run.stress.moved_allocations import Decoys  # noqa: E402
 
 T = torch.Tensor
 

@@ -6,8 +6,7 @@ import pytest
 
 from pytest_fusion.report.bench_figures import figures
 from pytest_fusion.report.bench_table import bench_lines, bench_tables
-from pytest_fusion.report.columns import clipped
-from pytest_fusion.report.numbers import quantity, three, time, whole
+from pytest_fusion.report.columns import clipped, quantity, three, time, whole
 from tests.report.benched import latency, record, rows, sweep
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pytest_fusion.report.plain_json import plain
+from pytest_fusion.report.json_file import plain
 
 
 class Level(enum.IntEnum):

@@ -10,8 +10,8 @@ import pytest
 from torch import Tensor
 
 from pytest_fusion.errors import SpecError
-from pytest_fusion.spec.annotations import inputs_from_annotations
 from pytest_fusion.spec.inputs import OptionalSpec, TensorSpec
+from pytest_fusion.spec.keywords import inputs_from_annotations
 
 jaxtyping = pytest.importorskip("jaxtyping")
 from jaxtyping import Bool, Complex, Float, Float16, Int, Shaped, UInt8  # noqa: E402

@@ -20,7 +20,7 @@ from pytest_fusion.canary.offline.taken import Spills
 from pytest_fusion.canary.recording.recordings import Cases as RecordedCases
 from pytest_fusion.canary.recording.recordings import recorded
 from pytest_fusion.case.case_model import Case
-from pytest_fusion.case.choosing.known_failures import Known
+from pytest_fusion.case.choosing.search import Known
 from pytest_fusion.case.describe import describe
 from pytest_fusion.checks.context import Context
 from pytest_fusion.engine import crash

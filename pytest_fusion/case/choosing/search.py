@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +16,9 @@ from hypothesis.statistics import collector
 from pytest_fusion.case import counter_random, regimes
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase
+from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.plan import Plan, build
-from pytest_fusion.errors import SpecError
+from pytest_fusion.errors import ReplayError, SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import StrategySpec, unwrap
 from pytest_fusion.spec.wording import brief
@@ -242,3 +245,42 @@ def publish_statistics(statistics: dict[str, Any] | None) -> None:
     callback = collector.value
     if statistics is not None and callback is not None:
         callback(statistics)
+
+
+class Known:
+    """The failing cases of one test. Empty where the user's settings have no database or leave out the reuse phase."""
+
+    def __init__(self, spec: FusionSpec, outer: Any, nodeid: str) -> None:
+        self._spec = spec
+        # A digest, because a file-based database names files by the key.
+        self._key = hashlib.sha256(f"pytest-fusion {nodeid}".encode()).digest()
+        self._database = user_settings(outer).database if wants_phase(outer, "reuse") else None
+        self.cases: tuple[Case, ...] = tuple(self._fetch())
+
+    def _fetch(self) -> list[Case]:
+        """What fits the spec of today; the rest is dropped from the database."""
+        found = []
+        for data in sorted(self._database.fetch(self._key)) if self._database is not None else ():
+            try:
+                case = Case.from_json(json.loads(data))
+            except (ReplayError, ValueError):
+                case = None
+            if case is not None and misfit(self._spec, case) is None:
+                found.append(case)
+            elif self._database is not None:
+                self._database.delete(self._key, data)
+        return found
+
+    def update(self, failing: Case | None, *, all_ran: bool) -> None:
+        """Keep ``failing``; forget the others when they ran and did not fail."""
+        if self._database is None:
+            return
+        for case in self.cases if all_ran else ():
+            if case != failing:
+                self._database.delete(self._key, _bytes(case))
+        if failing is not None:
+            self._database.save(self._key, _bytes(failing))
+
+
+def _bytes(case: Case) -> bytes:
+    return json.dumps(case.as_json(), sort_keys=True).encode()

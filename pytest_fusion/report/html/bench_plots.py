@@ -9,9 +9,8 @@ from typing import Any
 
 from pytest_fusion.report.bench_figures import Figures
 from pytest_fusion.report.case_table import Table
-from pytest_fusion.report.columns import UNKNOWN, clipped
+from pytest_fusion.report.columns import UNKNOWN, clipped, quantity, time
 from pytest_fusion.report.html.timeline import Axis, LogAxis, Tick, Timeline, timeline
-from pytest_fusion.report.numbers import quantity, time
 from pytest_fusion.spec.wording import plural, with_number
 
 # Of a plot's drawing, in its own units; text is 12 of them high.

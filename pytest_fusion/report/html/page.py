@@ -17,7 +17,7 @@ from pytest_fusion.report.canary_table import canary_rows
 from pytest_fusion.report.case_table import case_tables
 from pytest_fusion.report.html import bench_plots, timeline
 from pytest_fusion.report.html.heat_map import HeatMap, heat_map
-from pytest_fusion.report.plain_json import plain
+from pytest_fusion.report.json_file import plain
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.report.report_paths import replace_text
 from pytest_fusion.spec.wording import plural

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytest_fusion.report.case_table import Table
-from pytest_fusion.report.columns import clipped
-from pytest_fusion.report.numbers import time, whole
+from pytest_fusion.report.columns import clipped, time, whole
 from pytest_fusion.run.measure.timing.roofline import Activity, busy
 from pytest_fusion.spec.wording import plural
 

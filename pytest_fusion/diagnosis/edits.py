@@ -256,17 +256,16 @@ def both(first: Edit | None, second: Edit) -> Edit:
     return Edit(f"{first.name}, {second.name}", lambda logical: second.apply(first.apply(logical)))
 
 
-def alone(name: str, axis: int, index: int, then: Edit | None = None) -> Edit:
-    """The first slice at one index of an axis, and 0 at all others; ``then`` another edit."""
+def alone(name: str, axis: int, index: int) -> Edit:
+    """The first slice at one index of an axis, and 0 at all others."""
 
     def apply(logical: dict[str, Any]) -> dict[str, Any]:
         t = logical[name]
         changed = torch.zeros_like(t)
         changed.select(axis, index).copy_(t.select(axis, 0))
-        made = {**logical, name: changed}
-        return made if then is None else then.apply(made)
+        return {**logical, name: changed}
 
-    return Edit(f"only the first of {name}:{axis}, at {index}" + (f", {then.name}" if then else ""), apply)
+    return Edit(f"only the first of {name}:{axis}, at {index}", apply)
 
 
 def upcast() -> Edit:

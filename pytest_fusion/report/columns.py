@@ -1,4 +1,4 @@
-"""A listing of measured calls as text that fits a terminal: columns go before a line is broken."""
+"""A listing of measured calls as text that fits a terminal, columns go before a line is broken; and their numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keywords of a spec in one form each; a value that a keyword cannot take is refused with an example."""
+"""Keywords of a spec in one form each, and inputs from annotations; what a keyword cannot take is refused."""
 
 from __future__ import annotations
 

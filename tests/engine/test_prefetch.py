@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fusion.run.process import prefetch
+from pytest_fusion.run.process import preload
 
 
 def _files(folder: Path, count: int) -> list[str]:
@@ -22,7 +22,7 @@ def _files(folder: Path, count: int) -> list[str]:
 
 def test_workers_share_the_work_once_they_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each worker learns its number and how many there are, and gives way; before the start none does anything."""
-    monkeypatch.setattr(prefetch, "workers", lambda: 3)
+    monkeypatch.setattr(preload, "workers", lambda: 3)
 
     mine = os.getpriority(os.PRIO_PROCESS, 0)
 
@@ -30,7 +30,7 @@ def test_workers_share_the_work_once_they_are_started(tmp_path: Path, monkeypatc
         later = os.getpriority(os.PRIO_PROCESS, 0) > mine or mine == 19
         (tmp_path / f"{worker} of {workers}{', gives way' if later else ''}").touch()
 
-    with prefetch.compiling_ahead(work) as start:
+    with preload.compiling_ahead(work) as start:
         assert not list(tmp_path.iterdir())
         start()
         assert _files(tmp_path, 3) == ["0 of 3, gives way", "1 of 3, gives way", "2 of 3, gives way"]
@@ -38,7 +38,7 @@ def test_workers_share_the_work_once_they_are_started(tmp_path: Path, monkeypatc
 
 def test_what_a_worker_raises_or_still_does_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One raises, one would go on for ever: the test sees neither, and no process is left."""
-    monkeypatch.setattr(prefetch, "workers", lambda: 2)
+    monkeypatch.setattr(preload, "workers", lambda: 2)
 
     def work(worker: int, _: int) -> None:
         (tmp_path / str(os.getpid())).touch()
@@ -46,7 +46,7 @@ def test_what_a_worker_raises_or_still_does_is_dropped(tmp_path: Path, monkeypat
             raise RuntimeError("nobody hears this")
         time.sleep(600)
 
-    with prefetch.compiling_ahead(work) as start:
+    with preload.compiling_ahead(work) as start:
         start()
         pids = _files(tmp_path, 2)
     assert len(pids) == 2
@@ -57,8 +57,8 @@ def test_what_a_worker_raises_or_still_does_is_dropped(tmp_path: Path, monkeypat
 
 def test_with_a_warm_cache_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody calls start: the workers end without having worked."""
-    monkeypatch.setattr(prefetch, "workers", lambda: 1)
-    with prefetch.compiling_ahead(lambda *_: (tmp_path / "worked").touch()):
+    monkeypatch.setattr(preload, "workers", lambda: 1)
+    with preload.compiling_ahead(lambda *_: (tmp_path / "worked").touch()):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -70,4 +70,4 @@ def test_cores_are_left_for_the_tests(
     """Twelve at most, and none where each worker of pytest-xdist has two cores."""
     monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", str(processes))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    assert prefetch.workers() == expected
+    assert preload.workers() == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping
 from typing import Any
@@ -233,12 +234,4 @@ def _follow(near: Outputs, far: Outputs, further: Outputs) -> bool:
 
 def _scaled_by(powers: Mapping[str, int], by: int) -> Edit:
     """Each tensor times 2^by to its power; others stay."""
-
-    def apply(logical: dict[str, Any]) -> dict[str, Any]:
-        changed = dict(logical)
-        for name, power in powers.items():
-            if power:
-                changed = edits.scaled([name], by * power).apply(changed)
-        return changed
-
-    return Edit(f"scaled by 2^{by} to {dict(powers)}", apply)
+    return functools.reduce(edits.both, [edits.scaled([name], by * power) for name, power in powers.items() if power])

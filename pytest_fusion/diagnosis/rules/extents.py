@@ -1,4 +1,4 @@
-"""Causes in how much there is: nothing, a partial tile, more than a block holds."""
+"""Causes in how much there is: nothing, a partial tile, one too many, more than a block holds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Causes in numbers: NaN, and what leaves the range of a dtype."""
+"""Causes in numbers: NaN, zeros, and what leaves the range of a dtype."""
 
 from __future__ import annotations
 

@@ -359,8 +359,7 @@ def _stays_with(lab: Lab, larger: Edit) -> bool:
     both: tuple[Edit | None, Edit] = None, larger
     if is_coarse(lab.base):
         # In 16 bits other values would be equal.
-        first = edits.upcast()
-        both = first, Edit(f"{first.name}, {larger.name}", lambda logical: larger.apply(first.apply(logical)))
+        both = edits.upcast(), edits.both(edits.upcast(), larger)
     samples, product, power = 0, 0.0, [0.0, 0.0]
     for case in (lab.base, lab.grown(lab.base, (4, 4, 4, 4))):
         for seed in lab.seeds(case, _SEEDS):

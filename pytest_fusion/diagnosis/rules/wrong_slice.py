@@ -106,7 +106,8 @@ def _parts_of_others(
     size = found.logical[place[0]].shape[place[1]]
     # What is wrong with the others equal is so of this tensor's places, whatever shares those give it.
     equal = edits.repeated(others) if others and lab.mostly_wrong(case, edit=edits.repeated(others)) else None
-    alone = [edits.alone(*place, i, then=equal) for i in range(size)]
+    single = [edits.alone(*place, i) for i in range(size)]
+    alone = [each if equal is None else edits.both(each, equal) for each in single]
     outputs = [_right_with(lab, case, output, edit) for edit in alone]
     whole = _right_with(lab, case, output, edits.repeated([place, *others] if equal is not None else [place]))
     rights = [t.double().flatten() for t in outputs if t is not None]

@@ -18,7 +18,6 @@ from pytest_fusion.spec.values import ValueProfile
 _COARSE = frozenset({torch.float16, torch.bfloat16})
 # 1e-3 is the largest epsilon of a published normalisation (batch norm in Keras); rates, momenta and scales are more.
 _LARGEST_EPSILON = 1e-3
-_MOST_OF_32 = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,6 +109,7 @@ def _bound(name: str, bound: Any) -> Dim:
 
 
 def _is_array(annotation: Any) -> bool:
+    """Whether it is jaxtyping's, by its attributes: jaxtyping is never imported."""
     return hasattr(annotation, "dim_str") and hasattr(annotation, "dtypes")
 
 

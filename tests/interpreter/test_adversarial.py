@@ -13,7 +13,7 @@ import torch
 from pytest_fusion import interpreter
 from pytest_fusion.interpreter import interpreted
 from pytest_fusion.interpreter.memory.atomic_order import Order
-from pytest_fusion.run.guarded_memory import Described
+from pytest_fusion.run.fused import Described
 
 interpreter.enable()
 pytest.importorskip("triton")

@@ -112,10 +112,6 @@ def added_up_all(w: T, index: T, bins: T) -> T:
     return w.new_zeros(len(bins)).index_add(0, index, w)
 
 
-def added_up_but_the_last(w: T, index: T, bins: T) -> T:
-    return added_up_all(w, index, bins).index_fill(0, torch.tensor([len(bins) - 1]), 0.0)
-
-
 def and_the_next(x: T) -> T:
     return x + x[:, torch.arange(1, x.shape[1] + 1).clamp(max=x.shape[1] - 1)]
 

@@ -241,7 +241,8 @@ def pytest_runtest_makereport(
         report.longrepr = excinfo.getrepr(style="value", chain=False)
         if isinstance(excinfo.value, FusionFailure) and report.longrepr.reprcrash is not None:
             # What pytest's summary has room for, in place of the exception's import path.
-            report.longrepr.reprcrash.message = f"{excinfo.value.check} ({excinfo.value.cause}): {excinfo.value}"
+            reason = " ".join(str(excinfo.value).splitlines()[1:2]).strip()
+            report.longrepr.reprcrash.message = f"{excinfo.value.check} ({excinfo.value.cause}): {reason}"
     records = item.stash.get(keys.own_records, [])
     if records:
         from pytest_fusion.report.json_file import plain

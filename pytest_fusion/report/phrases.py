@@ -21,7 +21,7 @@ GRADES = {
     "A": "as accurate as float32 arithmetic with one rounding",
     "B": "no worse than the reference as written",
     "C": "worse than the reference, and no worse than twice what eager PyTorch loses in this dtype",
-    "D": "worse than that",
+    "D": "wrong: worse than twice what eager PyTorch loses in this dtype",
 }
 # What a total calls the outcomes.
 TOTALS = {

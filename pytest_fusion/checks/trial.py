@@ -394,8 +394,8 @@ class Trial:
             for i, name in enumerate(self.order):
 
                 def accepts(wrong: torch.Tensor, i: int = i) -> bool:
-                    verdict = self.judge_tensor(i, wrong, laid=False)
-                    return verdict.ok and not verdict.swallowed
+                    # One that loses NaN alone is accepted: that is a hazard, which fails no test.
+                    return self.judge_tensor(i, wrong, laid=False).ok
 
                 self.context.progress.vacuity.observe(name, self.reference.native[i], accepts)
 

@@ -163,7 +163,7 @@ def test_the_smallest_case_dies_in_its_own_call(project: Project) -> None:
 import os, signal
 
 @fused_equivalent(relu_reference, **{"inputs": X})
-def test_dies(x):
+def test_five_rows(x):
     if len(x) >= 5:
         os.kill(os.getpid(), signal.SIGSEGV)
     return relu(x)
@@ -171,7 +171,7 @@ def test_dies(x):
     )
     project.run(fork=True).assert_outcomes(failed=1)
 
-    assert project.tests["test_dies"]["case"]["dims"]["rows"] == 5
+    assert project.tests["test_five_rows"]["case"]["dims"]["rows"] == 5
 
 
 def test_a_crash_in_further_calls_is_told(project: Project) -> None:

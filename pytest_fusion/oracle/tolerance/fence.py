@@ -1,8 +1,9 @@
 """The fence between less accurate and wrong: twice what eager PyTorch in the case's dtype loses.
 
-By row, not by element: one run of the reference in 16 bits is one sample, and FlashAttention's own tests compare the
+By row, not by element: a run of the reference in 16 bits is one sample, and FlashAttention's own tests compare the
 largest errors of whole tensors. A row's errors together (their root mean square) are held to the same, so that what no
-single element shows is wrong from there on, and by no other statistic.
+single element shows is wrong from there on, and by no other statistic. The worst of all samples counts, each for
+itself: all elements of a row may be off by one number, such as what the probabilities of a softmax add up to.
 """
 
 from __future__ import annotations
@@ -39,11 +40,10 @@ def fenced(
     spread = spread_of(lanes)
     shape = tuple(candidate.shape)
     columns = shape[-1] if shape and shape[-1] >= _ROW else candidate.numel()
-    error, lost, step = (
-        t.reshape(-1, columns)
-        for t in (_off(candidate.detach().to(D).reshape(-1), spread), _lost(spread, eager()), spread.step)
-    )
-    rms, most = _rms(lost), lost.amax(-1)
+    got = candidate.detach().to(D).reshape(-1)
+    error, step = (t.reshape(-1, columns) for t in (_off(got, spread), spread.step))
+    lost = _lost(spread, eager()).reshape(-1, *error.shape)
+    rms, most = _rms(lost).amax(0), lost.amax((0, -1))
     # One sample of a row may have no element as far off as is usual beside its root mean square.
     usual = (most / rms).nan_to_num(0.0).quantile(_USUAL) * rms
     largest = TIMES * most.maximum(usual).unsqueeze(-1) + step
@@ -51,7 +51,7 @@ def fenced(
     if not bool(beyond.any()):
         return replace(verdict, grade="C")
     row = int(beyond.to(torch.int8).argmax())
-    theirs = float(lost[row].max())
+    theirs = float(most[row])
     return replace(
         verdict, reason=f"{verdict.reason}; eager PyTorch in this dtype is off by {theirs:.3g} there at most"
     )
@@ -63,11 +63,11 @@ def _off(values: Tensor, spread: Spread) -> Tensor:
 
 
 def _lost(spread: Spread, eager: Tensor | None) -> Tensor:
-    """The largest error of each element (N) in the reference, its lanes and eager PyTorch."""
+    """The errors (samples, N) of the reference, its lanes and eager PyTorch."""
     sources = [spread.native[None], spread.rounded]
     if eager is not None:
         sources.append(eager.to(spread.dtype).to(D).reshape(eager.shape[0], -1))
-    return torch.stack([_off(source, spread).amax(0) for source in sources]).amax(0)
+    return _off(torch.cat(sources), spread)
 
 
 def _rms(rows: Tensor) -> Tensor:

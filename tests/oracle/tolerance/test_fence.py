@@ -119,6 +119,37 @@ def test_an_intermediate_in_16_bits_is_found(name: str) -> None:
     assert (verdict.ok, verdict.grade) == (False, "C"), verdict.reason
 
 
+def softmax_gradient(x: Tensor, upstream: Tensor) -> Tensor:
+    """From probabilities that forward has rounded, as torch and fused kernels have it."""
+    leaf = x.detach().requires_grad_()
+    return torch.autograd.grad(torch.softmax(leaf, -1), leaf, upstream)[0]
+
+
+def without_last_term(x: Tensor, upstream: Tensor) -> Tensor:
+    probabilities = torch.softmax(x.float(), -1).to(x.dtype).float()
+    products = probabilities * upstream.float()
+    return products - probabilities * products[..., :-1].sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_rows_off_by_one_number_are_worth_more_samples_than_one(dtype: torch.dtype) -> None:
+    """Gradients that are exactly 0, of one upstream number: what rounded probabilities add up to is a row's error."""
+    grades = set()
+    for seed, (rows, n) in enumerate(((1, 5), (1, 33), (3, 16), (3, 257), (64, 33)), 1):
+        x, upstream = normal(rows, n, seed=seed, dtype=dtype), normal(1, seed=9, dtype=dtype).expand(rows, n)
+        grades.add(graded(softmax_gradient, softmax_gradient, x, upstream).grade)
+        assert graded(without_last_term, softmax_gradient, x, upstream).grade == "D"
+    assert grades == {"C"}
+
+
+def test_an_exact_sum_in_16_bits_is_luck() -> None:
+    """The sum of all is a bfloat16 number, those of rows are not: half a unit off, and no more, is less accurate."""
+    x = torch.tensor([[0.06640625, 0.06689453125], [0.04345703125, 0.04296875]], dtype=torch.bfloat16)
+    in_rows = x.sum(-1).float().sum()
+    assert judged(in_rows, lambda: x.float().sum()).grade == "C"
+    assert judged(in_rows * 1.02, lambda: x.float().sum()).grade == "D"
+
+
 WRONG: dict[str, Natural] = {
     "another eps": lambda x, w: rms_norm(x.float() * 1e-3, w.float(), 1e-5),
     "a dropped tail": lambda x, w: torch.cat([rms_norm(x, w)[..., :-1], x[..., -1:] * 0], -1),

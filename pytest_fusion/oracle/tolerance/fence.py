@@ -43,7 +43,8 @@ def fenced(
     got = candidate.detach().to(D).reshape(-1)
     error, step = (t.reshape(-1, columns) for t in (_off(got, spread), spread.step))
     lost = _lost(spread, eager()).reshape(-1, *error.shape)
-    rms, most = _rms(lost).amax(0), lost.amax((0, -1))
+    rms, worst = _rms(lost).max(0)
+    most = lost.amax(-1).gather(0, worst[None])[0]
     # One sample of a row may have no element as far off as is usual beside its root mean square.
     usual = (most / rms).nan_to_num(0.0).quantile(_USUAL) * rms
     largest = TIMES * most.maximum(usual).unsqueeze(-1) + step

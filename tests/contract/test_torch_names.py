@@ -115,7 +115,7 @@ OTHERS = {
     *("_asdict", "_replace", "_fields", "_exit", "_getframe", "_attributes", "_initializing"),
     *("_hypothesis_internal_settings_applied", "_hypothesis_internal_use_seed", "_hypothesis_internal_use_settings"),
     *("_hypothesis_internal_add_digest", "_get_local_constants"),
-    *("_do_compile", "_init_handles", "_round_f32_to_tf32"),
+    *("_do_compile", "_init_handles", "_round_f32_to_tf32", "_triton_jit_function_registry"),
     *(part for path in (*contract._INTERPRETER, *contract._AUTOTUNER) for part in path.split(".")),
 }
 

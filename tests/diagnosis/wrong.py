@@ -256,8 +256,8 @@ def fails_when_empty(x: T) -> T:
     return double(x) if x.numel() else torch.full((x.shape[1],), 3.0, dtype=x.dtype)
 
 
-def mean_rows(x: T) -> T:
-    return x.sum(0) / max(x.shape[0], 1)
+def total_of_rows(x: T) -> T:
+    return x.sum(0)
 
 
 def wrong_gelu(x: T) -> T:

@@ -188,7 +188,9 @@ TABLE: dict[str, Row] = {
     ),
     "NaN": Row("nan-mishandled", relu_beside_nan, torch.relu, change=valued("nan")),
     "NaN in hidden elements": Row("reads-padding", multiplies_mask, hidden_mask, inputs=MASKED, change=valued("nan")),
-    "nothing": Row("zero-size", lambda x: total_of_rows(x) + (x.shape[0] == 0), total_of_rows, {"dim rows": 0, "dim hidden": 3}),
+    "nothing": Row(
+        "zero-size", lambda x: total_of_rows(x) + (x.shape[0] == 0), total_of_rows, {"dim rows": 0, "dim hidden": 3}
+    ),
     "a structure for nothing": Row("zero-size", fails_when_empty, double, {"dim rows": 0, "dim hidden": 3}),
     "a tail where nothing is left too": Row(
         "tail-mask", lambda x: drops_tail_of_sum(x) + (x.shape[1] % 16 == 0) * 0 if x.shape[1] else total(x) + 1, total,

@@ -32,7 +32,7 @@ Note = Callable[[dict[str, Any]], None]
 T = TypeVar("T")
 
 # Seen in the traceback of a kernel that is compiled or sent to a driver, which no interpreted one is.
-_COMPILED = ("/triton/compiler/", "active drivers")
+_COMPILED = ("/triton/compiler/", "triton.compiler.", "active drivers")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +18,6 @@ from tests.diagnosis.wrong import (
     ROWS,
     T,
     laid,
-    sums_in_input_dtype,
 )
 from tests.sweeps import sweep
 
@@ -70,10 +68,6 @@ GRADIENTS: dict[str, tuple[str, Callable[[T, T], T], dict[str, Any], Callable[[C
     "tail": (
         "tail-mask", lambda x, g: torch.cat([gradient_of_square(x, g)[:, : (n := x.shape[1] // 16 * 16)],
                                              0 * x[:, n:]], 1), PLAIN, lambda case: case,
-    ),
-    "a rounding": (
-        "cast-order", rounded_on_the_way,
-        {"dim rows": 33, "dim hidden": 65, "dtype": "bfloat16"}, lambda case: case,
     ),
     "rows mixed up": (
         "wrong-index-map", lambda x, g: torch.cat([(d := gradient_of_square(x, g))[:1], d[1:] + d[:1]]), PLAIN,
@@ -151,53 +145,3 @@ def weighted(total_of: Callable[[T], T]) -> Callable[[T, T], T]:
         return Weighted.apply(x, w)  # type: ignore[no-any-return,no-untyped-call]
 
     return fused
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("cause", "total_of"),
-    [
-        ("low-precision-accumulation", lambda terms: sums_in_input_dtype(terms.mT.to(torch.bfloat16)).float()),
-        ("cast-order", lambda terms: (terms.to(torch.bfloat16).float() * 1.7).to(torch.bfloat16).float().sum(0) / 1.7),
-    ],
-)
-def test_a_sum_over_rows_is_told_from_roundings_of_its_terms(
-    lab_of: Any, cause: str, total_of: Callable[[T], T]
-) -> None:
-    """Another order of the rows, and of the upstream gradient with them, changes the first and not the second."""
-
-    def plainly(case: Case) -> Case:
-        return case.with_(seed=next(filter(all_gradients, range(1000))))
-
-    inputs = {"x": tensor("rows hidden"), "w": tensor("hidden")}
-    choice = {"dim rows": 65, "dim hidden": 33, "dtype": "bfloat16"}
-    lab = lab_of(weighted(total_of), lambda x, w: (x.float() * w.float()).to(x.dtype), inputs, choice,
-                 change=plainly, grad=True)  # fmt: skip
-    assert lab.verdict.check == "gradients"
-    found = diagnose(lab)
-    assert found.cause == cause, found
-
-
-@pytest.mark.slow
-def test_a_right_gradient_is_right_whatever_else_varies(lab_of: Any) -> None:
-    """Atomics in another order move the last bit of float32 sums: no digit of a gradient in 16 bits is lost by that."""
-    calls = itertools.count()
-
-    def backward(x: T, g: T) -> T:
-        found = rounded_on_the_way(x, g)
-        if x.dtype is torch.float32:
-            found[0, 0] *= 1 + 2.0**-23 * (next(calls) % 2)
-        return found
-
-    def twice(seed: int) -> bool:
-        return all_gradients(seed) and counter_random.mix(seed, "twice") % 4 == 0
-
-    def square(x: T) -> T:
-        return x.float().square().to(x.dtype)
-
-    choice = {"dim rows": 33, "dim hidden": 65, "dtype": "bfloat16"}
-    lab = lab_of(differentiable(backward), square, ROWS, choice, grad=True,
-                 change=lambda case: case.with_(seed=next(filter(twice, range(1000)))))  # fmt: skip
-    assert lab.verdict.identity == "gradients:x:finite"
-    found = diagnose(lab)
-    assert found.cause == "cast-order", found

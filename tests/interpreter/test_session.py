@@ -303,7 +303,7 @@ def test_triton_imported_before_and_not_interpreted_is_an_error() -> None:
             print(type(error).__name__, error)
     """
     text = fresh(script)
-    assert text.startswith("FusionError Triton was imported before")
+    assert text.startswith("FusionError Triton was imported, and this kernel made, before")
     assert "TRITON_INTERPRET=1" in text
 
 

@@ -250,7 +250,8 @@ def cross_entropy_spec(name: str, vocab: Dim) -> FusionSpec:
         dims={"rows": dim(1), "vocab": vocab},
         grad="logits",
         clobbers="logits",  # ignored rows are zeroed, and with requires_grad the gradient overwrites the logits
-        allow={"cast-order": "the gradient is stored in the logits' dtype before the upstream gradient is applied"},
+        # Not proved with torch alone yet: the census calls it strides that nothing promises.
+        allow={"ignores-strides": "the gradient of transposed logits is another one"},
     )
 
 

@@ -22,6 +22,7 @@ UPSTREAM = dict.fromkeys(
 )
 CANCELS = "Liger-Kernel 0.8.5: group norm cancels, and overflows in float16"
 NORMS = dict.fromkeys(("low-precision-accumulation", "overflow"), CANCELS)
+NARROW_HEADS = {"does-not-compile": "Liger-Kernel 0.8.5: neighborhood attention does not compile for narrow heads"}
 OVERWRITTEN = {"mutates-input": "Liger-Kernel 0.8.5: backward overwrites the inputs of SwiGLU and GEGLU"}
 
 
@@ -340,7 +341,8 @@ def kernels() -> list[Kernel]:
         kernel("fused_neighborhood_attention",
                lambda q, k, v: ops.LigerFusedNeighborhoodAttentionFunction.apply(q, k, v, 5, 1, None),
                neighbourhood_attention, {name: tensor("batch heads seq n") for name in "qkv"},
-               dims={"batch": dim(1, 3), "heads": dim(1, 4), "seq": dim(1, 80), "n": dim(1, 64)}, grad=True),
+               dims={"batch": dim(1, 3), "heads": dim(1, 4), "seq": dim(1, 80), "n": dim(1, 64)}, grad=True,
+               proved=NARROW_HEADS),
         kernel("multi_token_attention", lambda scores, weight, bias:
                ops.LigerMultiTokenAttentionFunction.apply(scores, weight, bias, 1, 1), multi_token_attention,
                {"scores": tensor("batch heads seq seq"), "weight": tensor("out heads 3 3"), "bias": tensor("out")},

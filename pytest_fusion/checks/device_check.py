@@ -50,7 +50,7 @@ class _State:
     cases: int = 0
     proved: dict[str, None] = field(default_factory=dict)
     blind: bool = False
-    # Of each finding that is shrunk, how many cases were asked.
+    # How many cases ran for each finding that is shrunk.
     steps: Counter[str] = field(default_factory=Counter)
 
 

@@ -15,7 +15,7 @@ Status = Literal["pass", "fail", "hazard", "unknown"]
 GRADIENTS = "invariance:gradients"
 SECOND = "gradients:second"
 
-# How the reason of an unknown begins that nobody has to act on.
+# How the reason of an unknown begins that needs no action.
 NOT_WANTED = ("not requested: ", "nothing to judge: ")
 
 _NOTHING = Facts()

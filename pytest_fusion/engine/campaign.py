@@ -62,7 +62,8 @@ class Campaign:
         self.judging = Judging(spec, device, profile, extra, budget=self.budget, note=note, dry=dry)
         self.cases = Cases(spec, profile, device, self.budget, nodeid=nodeid, seed=self.seed)
         self.first, self.known = first, known
-        self._begun, self._until = time.process_time(), math.inf
+        # In seconds of the processor: when it began, when the first failure was found, when the search for more ends.
+        self._begun, self._found_at, self._until = time.process_time(), math.inf, math.inf
         # The first case that passed: checks that wait for the end run on it.
         self._usual: Case | None = None
         # The seed of the search where none was given: one that is drawn anew each time, or Hypothesis's own.

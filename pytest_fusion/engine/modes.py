@@ -105,7 +105,7 @@ class Replay:
 
     def _own_first(self, tally: Tally) -> None:
         """Put the stored finding before others of the case; note where it is gone and another shows."""
-        found = [*([tally.failure] if tally.failure is not None else []), *tally.others]
+        found = tally.findings
         ranked = sorted(found, key=lambda one: (one.verdict.check != self.check, one.code != self.cause))
         if not ranked or not self.check:
             return

@@ -30,11 +30,11 @@ def record_of(job: Job, tally: Tally, *, elsewhere: str = "", cause: str | None 
     """
     record = _without_failure(job, tally)
     strict = job.request.strict if job.spec.strict is None else job.spec.strict
-    found = [*([tally.failure] if tally.failure is not None else []), *tally.others]
+    found = tally.findings
     failing = [one for one in found if (one.verdict.failed or strict) and one.code not in job.spec.allow]
     record = replace(record, checks=_accepted(record.checks, found, failing))
     if not failing:
-        record = replace(record, findings=[_finding(job, one, _replay_of(job, one, tally)) for one in found])
+        record = replace(record, findings=_findings(job, tally, found))
         if tally.empty:
             message = f"{job.spec.name}: {tally.empty}; let dims= have sizes of 1 and more"
             return _unknown(record, "values", tally.empty, message)
@@ -66,8 +66,9 @@ def _accepted(
     return changed
 
 
-def _replay_of(job: Job, failure: Failure, tally: Tally) -> str | None:
-    return write_replay(job, failure, failure.code, pinned=tally.pinned).replay
+def _findings(job: Job, tally: Tally, found: Sequence[Failure]) -> list[dict[str, Any]]:
+    """Findings as the report has them, each with a replay file of its own."""
+    return [_finding(job, one, write_replay(job, one, one.code, pinned=tally.pinned).replay) for one in found]
 
 
 def _finding(job: Job, failure: Failure, replay: str | None) -> dict[str, Any]:
@@ -129,7 +130,7 @@ def _with_failure(
         trace=failure.trace.rstrip() if verdict.check in ("error", "crash") else "",
         found_after=_found(job, tally, failure) if searched else elsewhere,
     )
-    findings = [_finding(job, failure, path), *(_finding(job, one, _replay_of(job, one, tally)) for one in others)]
+    findings = [_finding(job, failure, path), *_findings(job, tally, others)]
     message = "\n".join([message, *also_found(findings[1:], tally.behind)])
     count = record.checks.get(verdict.check, {}).get("cases", 0)
     entry = {"verdict": "fail", "reason": verdict.reason, "cases": count, **verdict.facts}

@@ -75,6 +75,11 @@ class Tally:
     # The pinned replay that failed, as its file is shown.
     pinned: str | None = None
 
+    @property
+    def findings(self) -> list[Failure]:
+        """All findings, worst first."""
+        return [*([self.failure] if self.failure is not None else []), *self.others]
+
     def reject(self, kind: str) -> None:
         """One more rejection, one of ``verdict.rejections`` or by the name of what was raised."""
         self.rejected[kind] = self.rejected.get(kind, 0) + 1

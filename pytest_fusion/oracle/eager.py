@@ -76,7 +76,7 @@ class Eager(OperatorMode):
 
     def stored(self, result: Tensor) -> Tensor:
         """A result in float64; of a wider one that eager PyTorch has in 16 bits, a random sample is off by half a unit
-        at most: that it rounds to itself is luck, of which another formula has less."""
+        at most: another formula's result need not happen to be a 16-bit number."""
         values, dtype = result.to(D, copy=True), self._of(result)
         if self._generator is not None and result.dtype in _WIDE and dtype in NARROW:
             half = quantum(values, dtype).mul_(0.5)

@@ -25,7 +25,7 @@ _LARGEST_RATIO = 2.0**31
 _ONE, _OTHER = 1.0, 3.0
 # Roundings are far below this share of the largest element, another element's value is of its size.
 _FAR = 0.02
-# Outputs that are asked about one by one: a forward and a backward of kernel and reference each.
+# Outputs that are tried one by one: a forward and a backward of kernel and reference each.
 _MOST_OUTPUTS = 4
 # A gradient of less than this share of the case's own has cancelled.
 _TELLING = 0.01

@@ -35,7 +35,7 @@ _CHANCES = 6
 # Cases whose backward runs with its programs in another order, where that can be chosen; how many more with many
 # programs, by which a kernel may choose to add up in another way; and how many with one or two, where only lanes meet.
 _MOST_ORDERS, _FEW_PROGRAMS, _MANY_PROGRAMS = {"few": 3, "some": 5, "many": 2}, 2, 64
-# What may be done where nobody asks for a second backward.
+# What to do where no caller needs a second backward.
 _ALONE = f"; where it is meant for one backward, let the next one raise, or declare without={{{SECOND!r}: 'reason'}}"
 
 

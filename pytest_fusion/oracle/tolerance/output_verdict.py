@@ -30,7 +30,7 @@ class ValuesVerdict:
     allowed of that statistic, for passes too. ``index``, ``got``, ``expected`` and ``allowed`` (absolute) describe the
     worst element. ``mismatched`` of ``total`` elements are beyond what a single element may be off. ``statistical``
     marks a failure that fresh values have to repeat.
-    ``ok`` is grade ``A`` or ``B``, which are only distinguished where that is asked; ``C`` is less accurate than the
+    ``ok`` is grade ``A`` or ``B``, which are only distinguished on request; ``C`` is less accurate than the
     reference but inside of the fence, ``D`` wrong. ``by`` are the lanes that showed it: with others the error allowed
     of an element differs. ``swallowed`` says, in words, which elements lost NaN or infinity; the others are judged
     without them.

@@ -19,17 +19,6 @@ def gated_rms_norm(x: Tensor, g: Tensor, weight: Tensor) -> Tensor:
     return formulas.rms_norm(x, weight) * F.silu(g)
 
 
-def residual_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
-    total = x + residual
-    return formulas.layer_norm(total, weight, bias), total
-
-
-def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    left, right = x.chunk(2, -1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((left * cos - right * sin, left * sin + right * cos), -1)
-
-
 def short_convolution(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """Causal and depthwise, over ``(batch, seq, channels)``."""
     width = weight.shape[1]
@@ -188,7 +177,7 @@ def kernels() -> list[Kernel]:
         kernel("layer_norm", lambda x, weight, bias: layer_norm(x, weight, bias, eps=EPS), formulas.layer_norm,
                {**weighted, "bias": tensor("n")}, dims=width, grad=True),
         kernel("layer_norm, residual", lambda x, residual, weight, bias:
-               layer_norm(x, weight, bias, residual=residual, eps=EPS, prenorm=True), residual_layer_norm,
+               layer_norm(x, weight, bias, residual=residual, eps=EPS, prenorm=True), formulas.residual_layer_norm,
                {"x": tensor("rows n"), "residual": tensor("rows n"), "weight": tensor("n"), "bias": tensor("n")},
                dims=width, grad=True),
         kernel("rms_norm_gated", lambda x, g, weight: rms_norm_gated(x, g, weight, None, eps=EPS), gated_rms_norm,
@@ -201,7 +190,7 @@ def kernels() -> list[Kernel]:
                grad=True),
         kernel("swiglu", lambda x, y: activations.swiglu(x, y), lambda x, y: F.silu(x) * y, pair, dims=width,
                grad=True),
-        kernel("rotary", lambda x, cos, sin: rope.rotary_embedding(x, cos, sin), rotary,
+        kernel("rotary", lambda x, cos, sin: rope.rotary_embedding(x, cos, sin), formulas.rotary,
                {"x": tensor("batch seq heads 2*half"), "cos": derived(cosines), "sin": derived(sines)},
                dims={"batch": dim(1, 3), "seq": dim(1), "heads": dim(1, 8), "half": dim(1, 128)}, grad="x"),
         kernel("cross_entropy", lambda logits, target: fused_cross_entropy.ops.cross_entropy_loss(logits, target)[0],

@@ -3,7 +3,6 @@
 # ruff: noqa: PLW0108 - the names of the lambdas' parameters are those of the inputs
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -11,17 +10,6 @@ from pytest_fusion import derived, dim, tensor
 from tests.outside.census import formulas
 from tests.outside.census.entry import Kernel, kernel, without_init
 from tests.outside.census.formulas import EPS
-
-
-def residual_norm(x: Tensor, weight: Tensor, bias: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-    total = x + residual
-    return formulas.layer_norm(total, weight, bias), total
-
-
-def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    left, right = x.chunk(2, -1)
-    cos, sin = cos[:, None], sin[:, None]
-    return torch.cat((left * cos - right * sin, left * sin + right * cos), -1)
 
 
 def cosines(seq: int, half: int, x: Tensor) -> Tensor:
@@ -50,9 +38,9 @@ def kernels() -> list[Kernel]:
         kernel("layer_norm_fn", lambda x, weight, bias: layer_norm_fn(x, weight, bias, eps=EPS), formulas.layer_norm,
                {**normed, "bias": tensor("n")}, dims=rows, grad=True),
         kernel("layer_norm_fn, residual", lambda x, weight, bias, residual:
-               layer_norm_fn(x, weight, bias, residual=residual, prenorm=True, eps=EPS), residual_norm,
+               layer_norm_fn(x, weight, bias, residual=residual, prenorm=True, eps=EPS), formulas.residual_layer_norm,
                {**normed, "bias": tensor("n"), "residual": tensor("rows n")}, dims=rows, grad=True),
-        kernel("rotary", lambda x, cos, sin: apply_rotary_emb(x, cos, sin), rotary,
+        kernel("rotary", lambda x, cos, sin: apply_rotary_emb(x, cos, sin), formulas.rotary,
                {"x": tensor("batch seq heads 2*half"), "cos": derived(cosines), "sin": derived(sines)},
                dims={"batch": dim(1, 3), "seq": dim(1), "heads": dim(1, 8), "half": dim(1, 64)}, grad="x"),
         kernel("cross_entropy_loss", lambda logits, target: cross_entropy_loss(logits, target, label_smoothing=0.1)[0],

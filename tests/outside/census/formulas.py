@@ -19,6 +19,17 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], weight, bias, EPS)
 
 
+def residual_layer_norm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
+    total = x + residual
+    return layer_norm(total, weight, bias), total
+
+
+def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    left, right = x.chunk(2, -1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((left * cos - right * sin, left * sin + right * cos), -1)
+
+
 def swiglu(a: Tensor, b: Tensor) -> Tensor:
     return F.silu(a) * b
 

@@ -104,7 +104,7 @@ def command(*arguments: str, settings: Settings) -> subprocess.Popen[str]:
 def lines(child: subprocess.Popen[str], seconds: float) -> Iterator[dict[str, Any]]:
     """What ``child`` answers; it ends, with all that it started, when a line takes longer than ``seconds``."""
     assert child.stdout is not None
-    with selectors.DefaultSelector() as selector:
+    with child, selectors.DefaultSelector() as selector:
         selector.register(child.stdout, selectors.EVENT_READ)
         while True:
             if not selector.select(seconds):
@@ -115,7 +115,6 @@ def lines(child: subprocess.Popen[str], seconds: float) -> Iterator[dict[str, An
             if not line:
                 break
             yield json.loads(line)
-    child.wait()
 
 
 def rows(package: str, kernel: str, seeds: range, settings: Settings) -> Iterator[Row]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
 
 from pytest_fusion.case.value_json import decode, encode
 from pytest_fusion.errors import ReplayError
@@ -38,10 +38,28 @@ class TensorCase:
 
 
 @dataclass(frozen=True, slots=True)
+class Config:
+    """The config of an autotuned kernel, by its ``number`` in the kernel's list.
+
+    ``launch``: ``chosen`` is a config that the kernel's pruning leaves, another one that it leaves in place of one that
+    it drops; ``stale`` is one that it drops here, and that a call with the same key has chosen; with ``tuning`` the
+    first launch for a key runs several configs, as a benchmark does.
+    """
+
+    number: int = 0
+    launch: Literal["chosen", "stale", "tuning"] = "chosen"
+
+    def __str__(self) -> str:
+        how = {"chosen": "", "stale": ", chosen by an earlier call with the same key", "tuning": ", tuned by the call"}
+        return f"config {self.number}{how[self.launch]}"
+
+
+@dataclass(frozen=True, slots=True)
 class Case:
     """Sizes, dtypes, layouts, value regimes and a seed: everything that decides the inputs of one call.
 
     ``multiprocessors`` is the number that the modelled device reports to launchers; ``None`` stands for its own.
+    ``configs`` are those of autotuned kernels, by the kernel's name; a kernel that is not there takes its first.
     """
 
     sizes: Mapping[str, Size]
@@ -51,6 +69,7 @@ class Case:
     drawn: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     multiprocessors: int | None = None
+    configs: Mapping[str, Config] = field(default_factory=dict)
 
     def with_(self, **changes: Any) -> Case:
         return replace(self, **changes)
@@ -71,7 +90,7 @@ class Case:
 
     def as_json(self) -> dict[str, Any]:
         sizes = sorted(self.sizes.items())
-        data = {
+        data: dict[str, Any] = {
             "dims": {name: list(size) if isinstance(size, tuple) else size for name, size in sizes},
             "dtype": self.dtype,
             "inputs": {
@@ -88,7 +107,11 @@ class Case:
             "drawn": {name: encode(value) for name, value in sorted(self.drawn.items())},
             "seed": self.seed,
         }
-        return data if self.multiprocessors is None else {**data, "multiprocessors": self.multiprocessors}
+        if self.multiprocessors is not None:
+            data["multiprocessors"] = self.multiprocessors
+        if self.configs:
+            data["configs"] = {kernel: asdict(config) for kernel, config in sorted(self.configs.items())}
+        return data
 
     @classmethod
     def from_json(cls, data: Any) -> Case:
@@ -109,6 +132,7 @@ class Case:
                 drawn={str(name): decode(value) for name, value in data["drawn"].items()},
                 seed=int(data["seed"]),
                 multiprocessors=int(data["multiprocessors"]) if "multiprocessors" in data else None,
+                configs={str(kernel): Config(**config) for kernel, config in data.get("configs", {}).items()},
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ReplayError(f"this is not a case ({type(error).__name__}: {error}); was the file edited?") from None

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.case_model import Case, Config
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs, shape_of
 from pytest_fusion.case.plan import regimes_of
@@ -83,6 +83,11 @@ def _items(t: torch.Tensor) -> list[str]:
     return [*items[:_FIRST], "...", *items[_FIRST:]] if long else items
 
 
+def configs_of(data: Mapping[str, Any]) -> list[str]:
+    """The configs of a case's autotuned kernels, in words."""
+    return [f"{kernel} with {Config(**config)}" for kernel, config in data.get("configs", {}).items()]
+
+
 def one_line(data: dict[str, Any]) -> str:
     """Sizes, then what is unusual: ``rows=3 hidden=129; x float16 step+1 nan``."""
     parts = [" ".join(f"{name}={size}" for name, size in data["dims"].items())]
@@ -102,4 +107,5 @@ def one_line(data: dict[str, Any]) -> str:
     parts.extend(f"{name}={written(value)}" for name, value in data["drawn"].items())
     if "multiprocessors" in data:
         parts.append(f"on {data['multiprocessors']} multiprocessors")
+    parts.extend(configs_of(data))
     return "; ".join(part for part in parts if part)

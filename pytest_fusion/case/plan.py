@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_fusion.case import counter_random, layouts, regimes, sizes
-from pytest_fusion.case.case_model import Case, Layout, TensorCase
+from pytest_fusion.case.case_model import Case, Config, Layout, TensorCase
 from pytest_fusion.case.make import ImpossibleCase, shape_of
 from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -23,6 +23,8 @@ _MOST_ROWS = 600
 OFFSETS: tuple[int, ...] = (0, 1, 2, 4, 7)
 # The number of dimensions whose layouts are offered to a tensor with a '*batch', which may have any.
 BATCHED_NDIM = 3
+# A factor of the configs of an autotuned kernel; its name follows.
+CONFIG = "config "
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +95,14 @@ def make_plan(
     *,
     blocks: tuple[int, ...] = (),
     pools: Mapping[str, tuple[Any, ...]] | None = None,
+    configs: Mapping[str, int] | None = None,
     limits: Limits,
 ) -> Plan:
-    """The factors of a spec. ``blocks`` are block sizes learned from launches, ``pools`` samples of drawn inputs."""
+    """The factors of a spec.
+
+    ``blocks`` are block sizes and ``configs`` numbers of configs by kernel, learned from launches; ``pools`` are
+    samples of drawn inputs.
+    """
     pools = pools or {}
     size_classes = sizes.classes(blocks)
     factors: dict[str, tuple[Any, ...]] = {}
@@ -125,6 +132,8 @@ def make_plan(
             factors[f"choice {name}"] = tuple(range(len(inner.values.choices)))
     if values:
         factors["values"] = tuple(values)
+    for kernel, count in (configs or {}).items():
+        factors[f"{CONFIG}{kernel}"] = tuple(range(count))
     return Plan(spec, {name: levels for name, levels in factors.items() if levels}, size_classes, pools, limits)
 
 
@@ -169,7 +178,12 @@ def build(plan: Plan, choice: Mapping[str, Any], seed: int) -> Case:
             own = inner.dtypes[0] if inner.dtypes else dtype
             own = level(f"dtype {name}") if f"dtype {name}" in plan.factors else own
             tensors[name] = TensorCase(own, Layout(kind, offset, variant))
-    case = Case(chosen, dtype, tensors, tuple(absent), drawn, seed)
+    configs = {
+        factor.removeprefix(CONFIG): Config(level(factor))
+        for factor in plan.factors
+        if factor.startswith(CONFIG) and level(factor)
+    }
+    case = Case(chosen, dtype, tensors, tuple(absent), drawn, seed, configs=configs)
     return within_limits(plan, with_regimes(spec, case, choice))
 
 

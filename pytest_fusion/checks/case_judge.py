@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import replace
 
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
@@ -14,7 +13,6 @@ from pytest_fusion.checks.configs import configs
 from pytest_fusion.checks.context import (
     CaseResult,
     Context,
-    Focus,
     call,
     conclude,
     error_verdict,
@@ -32,7 +30,7 @@ from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, passed, unknown
 from pytest_fusion.interpreter.control import launch_replay
 from pytest_fusion.oracle.reference import ReferenceFailed
-from pytest_fusion.run.autotuned import noted
+from pytest_fusion.run.autotuned import launched
 from pytest_fusion.run.fused import Outcome, compile_only
 from pytest_fusion.run.memory import FILLS, far
 from pytest_fusion.run.placing import place
@@ -51,7 +49,6 @@ def judge_case(context: Context, case: Case, *, again: bool = False) -> CaseResu
     cases cannot be judged.
     """
     result = _judge(context, case, again=again)
-    result = _unless_tuning(context, result)
     for found in result.findings:
         if found.statistical and (other := _repeated(context, result, found)) is not None:
             return other
@@ -103,35 +100,27 @@ def dry_run(context: Context, case: Case) -> CaseResult:
         logical = make_inputs(context.spec, case, context.device)
     except (ImpossibleCase, InputFailed):
         return result
-    result.launches = compile_only(context.spec.fused, place(logical, case, context.device, FILLS[0]), context.extra)
-    if context.spec.grad and context.on(gradients.NAME):
-        with contextlib.suppress(Exception):  # what stops the reference or the kernel here shows in the test itself
-            reference, expected = reference_of(context, case, logical, priced=False)
-            trial = Trial(context, result, logical, reference, expected, lambda _: result)
-            if gradients.due(trial):
-                gradients.compile_only(trial)
+    with launched(case.configs, result.tuned):
+        result.launches = compile_only(
+            context.spec.fused, place(logical, case, context.device, FILLS[0]), context.extra
+        )
+        if context.spec.grad and context.on(gradients.NAME):
+            with contextlib.suppress(Exception):  # what stops the reference or the kernel shows in the test itself
+                reference, expected = reference_of(context, case, logical, priced=False)
+                trial = Trial(context, result, logical, reference, expected, lambda _: result)
+                if gradients.due(trial):
+                    gradients.compile_only(trial)
     return result
-
-
-def _unless_tuning(context: Context, result: CaseResult) -> CaseResult:
-    """A failed case as it stands, unless a call of it tuned a kernel and that is what fails."""
-    found = result.failure
-    if found is None or found.check == configs.NAME or not context.on(configs.NAME):
-        return result
-    if not any(seen.tuning for seen in result.tuned.values()):
-        return result
-    configs.suspects_tuning(context, so=True)
-    focus = Focus(closing=context.focus.closing, known=context.focus.known)
-    second = _judge(replace(context, focus=focus), result.case, again=False)
-    configs.suspects_tuning(context, so=False)
-    return second if any(one.failed and one.check == configs.NAME for one in second.verdicts) else result
 
 
 def _judge(context: Context, case: Case, *, again: bool) -> CaseResult:
     result = CaseResult(case, known=context.focus.known)
     watching = compiles.seen(context), tf32.noted(context, result)
-    with noted(result.tuned), watching[0], watching[1], multiprocessors.described(case), launch_replay.allowed():
-        return _judge_noting(context, case, result, again=again)
+    machine = multiprocessors.described(case), launched(case.configs, result.tuned)
+    with machine[0], machine[1], watching[0], watching[1], launch_replay.allowed():
+        result = _judge_noting(context, case, result, again=again)
+    result.case = configs.as_launched(result)
+    return result
 
 
 def _judge_noting(context: Context, case: Case, result: CaseResult, *, again: bool) -> CaseResult:

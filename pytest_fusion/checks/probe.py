@@ -37,6 +37,7 @@ from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.reference import ReferenceFailed, run_reference
+from pytest_fusion.run.autotuned import Tuned, launched
 from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import Placed, laid_apart
@@ -78,10 +79,13 @@ def probe(
     ``again`` also calls with changed values at the same addresses. Rejections are those of ``judge_case``; an edit may
     raise ``ImpossibleCase``. Raises ``SpecError`` where the reference does not bear the values.
     """
-    quiet = {**context.spec.without, "vacuity": "not needed", "invariance": "not needed", "configs": "not needed"}
+    quiet = {**context.spec.without, "vacuity": "not needed", "invariance": "not needed"}
     every = replace(context, spec=context.spec.with_(without=quiet))
-    with multiprocessors.described(case):
-        return _probe(every, case, check, laid or case, edit, again=again)
+    tuned: dict[int, Tuned] = {}
+    with multiprocessors.described(case), launched(case.configs, tuned):
+        found = _probe(every, case, check, laid or case, edit, again=again)
+    found.result.tuned = tuned
+    return found
 
 
 def _probe(every: Context, case: Case, check: str, laid: Case, edit: Edit | None, *, again: bool) -> Probe:

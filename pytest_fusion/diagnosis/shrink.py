@@ -11,9 +11,10 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from pytest_fusion.case import layouts, regimes, sizes
-from pytest_fusion.case.case_model import Case, Layout
+from pytest_fusion.case.case_model import Case, Config, Layout
 from pytest_fusion.case.make import ImpossibleCase, shape_of
 from pytest_fusion.case.plan import Plan, allowed_layouts, refit, regimes_of
+from pytest_fusion.run.autotuned import TRIED
 from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.dtypes import simplicity
 from pytest_fusion.spec.inputs import OptionalSpec, TensorSpec, unwrap
@@ -60,10 +61,12 @@ class Shrinker:
         """The minimum found; the original where nothing simpler fails."""
         if self.case.multiprocessors is not None:
             self._try(self.case.with_(multiprocessors=None))
+        if self.case.configs:
+            self._try(self.case.with_(configs={}))
         self._try_plainest()
         for _ in range(4):
             before = self.case.key()
-            for candidates in (self._seeds, self._values, self._layouts, self._optionals, self._drawn):
+            for candidates in (self._seeds, self._values, self._layouts, self._optionals, self._drawn, self._configs):
                 self._improve(candidates)
             self._sizes()
             for candidates in (self._layouts, self._dtypes, self._values, self._seeds):
@@ -173,6 +176,18 @@ class Shrinker:
                 if repr(value) == repr(self.case.drawn[name]):
                     break
                 yield self.case.with_(drawn={**self.case.drawn, name: value})
+
+    def _configs(self) -> Iterator[Case]:
+        """The first config of all autotuned kernels, of each one; lower numbers; one that a tuning call runs."""
+        configs = self.case.configs
+        if configs:
+            yield self.case.with_(configs={})
+        for name, config in configs.items():
+            yield self.case.with_(configs={other: one for other, one in configs.items() if other != name})
+            tunes = config.launch == "tuning"
+            for number in range(1, TRIED if tunes else config.number):
+                launch = "chosen" if tunes else config.launch
+                yield self.case.with_(configs={**configs, name: Config(number, launch)})
 
     def _dtypes(self) -> Iterator[Case]:
         spec = self.plan.spec

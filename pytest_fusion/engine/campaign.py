@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +13,11 @@ import torch
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
+from pytest_fusion.case.plan import Plan
 from pytest_fusion.checks import registry
 from pytest_fusion.checks.case_judge import judge_case
 from pytest_fusion.checks.configs import configs
-from pytest_fusion.checks.context import CaseResult
+from pytest_fusion.checks.context import CaseResult, Context
 from pytest_fusion.engine.cases import Budget, Cases, Chosen
 from pytest_fusion.engine.judging import Judging, Note
 from pytest_fusion.engine.pace import longest
@@ -96,8 +97,10 @@ class Campaign:
                 self._each(self.cases.far())
             return
         if generate:
+            self._each(self.cases.probes())
+            self._configs(configs.first_calls)
             self._each(self.cases.boundary())
-            self._past_blocks()
+            self._configs(configs.further)
         if not self.ended:
             self._search()
         context = self.judging.context
@@ -115,8 +118,11 @@ class Campaign:
             self._find(result)
         self.judging.context = replace(self.judging.context, complete=False)
 
-    def replay(self, case: Case, *, explained: bool = True) -> Tally:
-        """One case alone, as it stands; not ``explained``, a failure has no diagnosis."""
+    def replay(self, case: Case, *, explained: bool = True, every_config: bool = False) -> Tally:
+        """One case alone, as it stands; not ``explained``, a failure has no diagnosis.
+
+        ``every_config``: a case that passes is judged with the other configs of its autotuned kernels too.
+        """
         judging = self.judging
         judging.context = replace(judging.context, complete=True)
         result = judging.judge(case, again=True)
@@ -128,6 +134,9 @@ class Campaign:
             if ended is None or self.first or not explained or judging.context.focus.known == known:
                 break
             result = judge_case(judging.context, case, again=True)
+        for other in configs.every(judging.context, case) if every_config and not judging.failing else ():
+            result = judging.judge(other, again=False)
+            judging.find(self.cases, self.outer, result, shrink=False, explained=explained)
         return self._conclude(whole=False)
 
     def compile_share(self, worker: int, workers: int) -> None:
@@ -175,13 +184,14 @@ class Campaign:
         elif failing:
             self._until += now - begun  # what it takes to shrink and explain others leaves the search as long
 
-    def _past_blocks(self) -> None:
-        """Sizes past the blocks of every config of an autotuned kernel: the covering phase knows those of one."""
-        while self.profile.long and self.budget.left > 0 and not self.ended:
-            with configs.past_blocks(self.judging.context, self.cases.plan, self.cases.base) as case:
-                if case is None:
-                    return
-                self._run(Chosen(case), again=False)
+    def _configs(self, following: Callable[[Context, Plan, int], Iterator[Case]]) -> None:
+        """Cases that follow from what autotuned kernels were launched with."""
+        if not self.profile.long or not self.judging.context.on(configs.NAME):
+            return
+        for case in following(self.judging.context, self.cases.plan, self.cases.base):
+            if self.budget.left <= 0 or self.ended:
+                return
+            self._run(Chosen(case), again=False)
 
     def _search(self, wanted: Callable[[], bool] = lambda: True) -> None:
         """Run random cases; ``wanted`` is called for each and says whether it runs."""

@@ -22,6 +22,8 @@ from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.plan import Limits, Plan, build, make_plan
 from pytest_fusion.case.stated import stated_case
+from pytest_fusion.checks.configs import configs
+from pytest_fusion.checks.context import CaseResult
 from pytest_fusion.checks.rejections import IMPOSSIBLE, TOO_EXPENSIVE
 from pytest_fusion.engine.pace import REFERENCE, Pace
 from pytest_fusion.engine.profiles import Profile
@@ -67,6 +69,7 @@ class Cases:
         self.base = counter_random.mix("campaign", nodeid, seed or 0)
         self._pools = searching.pools(spec, self.base)
         self.blocks: list[int] = []
+        self._configs: dict[str, int] = {}
         self.plan: Plan = make_plan(spec, pools=self._pools, limits=self.limits)
         self.pairs = covering.PairCount(self.plan)
         self._pace = Pace(profile.seconds)
@@ -85,8 +88,7 @@ class Cases:
             yield Chosen(stated_case(self.plan, example, seed, where="@example"))
 
     def boundary(self) -> Iterator[Chosen]:
-        """Two plain cases that show block sizes, then every pair of levels, long rows among them."""
-        yield from self.probes()
+        """Every pair of levels, long rows among them; the probes come before."""
         for position, choice in self.covering():
             if self.budget.left <= 0:
                 return
@@ -97,7 +99,10 @@ class Cases:
             yield chosen
 
     def probes(self) -> Iterator[Chosen]:
-        """Two plain cases of different size: launch constants equal in both are block sizes worth going around."""
+        """Two plain cases of different size, which show the configs of autotuned kernels.
+
+        Launch constants equal in both are block sizes worth going around.
+        """
         self._probed = []
         for size in _PROBE_SIZES:
             if self.budget.left <= 0:
@@ -139,15 +144,19 @@ class Cases:
         """Count the pairs of levels of a case that was judged."""
         self.pairs.add({**{name: levels[0] for name, levels in self.plan.factors.items()}, **choice})
 
-    def ran(self, chosen: Chosen, launches: list[Launch], clock: Clock) -> None:
+    def ran(self, chosen: Chosen, result: CaseResult, clock: Clock) -> None:
         """What running ``chosen`` launched, and in ``clock.calls`` how long calls took since ``clock.forget()``."""
         if self._probed is not None:
-            self._probed.append(launches)
+            self._probed.append(result.launches)
+            if configs.NAME not in self.spec.without:
+                self._configs |= {tuned.kernel: tuned.total for tuned in result.tuned.values()}
             if len(self._probed) == len(_PROBE_SIZES):
                 self.blocks = likely_blocks(self._probed)
-                if self.blocks:
+                if self.blocks or self._configs:
                     blocks = tuple(self.blocks)
-                    self.plan = make_plan(self.spec, blocks=blocks, pools=self._pools, limits=self.limits)
+                    self.plan = make_plan(
+                        self.spec, blocks=blocks, pools=self._pools, configs=self._configs, limits=self.limits
+                    )
                     self.pairs = covering.PairCount(self.plan)
         elif chosen.choice is not None:
             if calls := clock.calls["fused"]:

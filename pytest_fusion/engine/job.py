@@ -95,7 +95,7 @@ class Job:
     def _all_cases(self, note: Note) -> Tally:
         """Run the ``only`` case; without one, pinned cases, and then a whole campaign."""
         if self.only is not None:
-            return self.campaign(note).replay(self.only, explained=self.explained)
+            return self.campaign(note).replay(self.only, explained=self.explained, every_config=self.given is not None)
         pinned, notes = self._pinned(note)
         if pinned is not None:
             return pinned

@@ -12,6 +12,7 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.describe import describe
 from pytest_fusion.checks import deterministic, multiprocessors, registry
 from pytest_fusion.checks.case_judge import dry_run, judge_case
+from pytest_fusion.checks.configs import configs
 from pytest_fusion.checks.context import CaseResult, Context, Progress
 from pytest_fusion.checks.hazards import HAZARDS
 from pytest_fusion.checks.rejections import NOT_MODELLED
@@ -111,10 +112,13 @@ class Judging:
             return None
         clock = self.context.clock
         clock.forget()
-        result = self.judge(multiprocessors.with_few(chosen.case), again=again)
+        case = multiprocessors.with_few(chosen.case)
+        if chosen.choice is not None:
+            case = configs.assigned(self.context, case, cases.plan.factors)
+        result = self.judge(case, again=again)
         if result.rejected is None and chosen.choice is not None:
             cases.judged(chosen.choice)
-        cases.ran(chosen, result.launches, clock)
+        cases.ran(chosen, result, clock)
         return result
 
     def judge(self, case: Case, *, again: bool | None) -> CaseResult:
@@ -126,6 +130,7 @@ class Judging:
             again = self.costs_more()
         with self.context.clock.phase("plugin"):
             result = judge_case(self.context, case, again=again) if not self.dry else dry_run(self.context, case)
+        configs.note(self.context, result)
         if self.profile.large:
             unjudged.unless_far(self.context, result)
         if result.rejected is not None:
@@ -165,8 +170,9 @@ class Judging:
             self._behind.pop(verdict.identity, None)
             if not self._same(failure):
                 self.found.append(failure)
-            focus = self.context.focus
-            self.context = replace(self.context, focus=replace(focus, known=focus.known | {verdict.identity}))
+            if failure.verdict.check == verdict.check:  # what one config does wrong hides nothing of the others
+                focus = self.context.focus
+                self.context = replace(self.context, focus=replace(focus, known=focus.known | {verdict.identity}))
 
     def _same(self, failure: Failure) -> bool:
         """Whether it was found before by other values or in another dtype."""

@@ -12,6 +12,7 @@ from pytest_fusion.case.describe import describe, unseen_values
 from pytest_fusion.case.plan import Plan
 from pytest_fusion.checks import registry
 from pytest_fusion.checks.case_judge import judge_case
+from pytest_fusion.checks.configs import configs
 from pytest_fusion.checks.context import CaseResult, Context
 from pytest_fusion.checks.evidence import WrongAccess
 from pytest_fusion.checks.gradients import gradients
@@ -90,6 +91,10 @@ class Minimum:
         )
         if shrink and searching.wants_phase(self.outer, "shrink"):
             shrinker.run()
+        if verdict.failed and result.case.configs:
+            plain = result.case.with_(configs={})
+            if self._showing(context, plain, first) is None:
+                verdict = configs.blamed(self.context, result, verdict)
         lab = self._lab(result, verdict) if verdict.failed else None
         where = self._map(result, verdict)
         larger = self._larger(context, lab, first) if lab is not None and where is not None and shrink else None

@@ -29,8 +29,6 @@ _TELLING = ("values", "gradients", "bounds", "unwritten", "repeat", "inputs", "i
 
 # Wrong numbers alone: whatever is wrong about memory or a launch was seen where it happened.
 _NUMBERS = ("values", "gradients")
-# What an earlier call of an autotuned kernel leaves is its config, which experiments know.
-_OF_CALLS = ("bad-config", "autotune-side-effect")
 
 
 def with_first_call(job: Job, tally: Tally) -> Tally:
@@ -51,13 +49,11 @@ def with_first_call(job: Job, tally: Tally) -> Tally:
         return tally
     if not isinstance(found, Tally) or found.failure is not None or not found.judged:
         return tally
-    before = failure.explained
     evidence = [
         "right as the first call of a new process, wrong after others",
         "its replay runs it alone, and passes: run the whole test to see it fail",
     ]
-    cause, seen = (before.cause, before.evidence) if before.cause in _OF_CALLS else ("cached-answer", [])
-    tally.failure = replace(failure, diagnosis=Diagnosis(cause, [*seen, *evidence], [], before.runs + 1))
+    tally.failure = replace(failure, diagnosis=Diagnosis("cached-answer", evidence, [], failure.explained.runs + 1))
     return tally
 
 

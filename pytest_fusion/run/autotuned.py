@@ -1,21 +1,28 @@
-"""Autotuned kernels, compiled or interpreted: which were launched, a launch with one config, a call that tunes.
+"""Autotuned kernels, compiled or interpreted, launched with the configs of a case; nothing is timed.
+
+A benchmark of a dozen configs for each new key takes minutes on a GPU, and which config it prefers is chance. Here the
+tuner finds every key in its cache, with the config that the case names; so a launcher that reads ``best_config`` or the
+cache afterwards reads that config.
 
 Of Triton's ``Autotuner`` this touches ``run``, ``_bench``, ``prune_configs``, ``configs``, ``cache``,
-``cache_results``, ``nargs``, ``arg_names``, ``base_fn``, ``fn.run``, ``pre_hook`` and ``post_hook``, and of ``Config``
-``all_kwargs``, ``kwargs`` and ``pre_hook``: the same in 3.6.0, 3.7.1 and 3.9.0.
+``cache_results``, ``best_config``, ``nargs``, ``arg_names``, ``base_fn``, ``fn.run``, ``pre_hook`` and ``post_hook``,
+and of ``Config`` ``all_kwargs``, ``kwargs`` and ``pre_hook``: the same in 3.6.0, 3.7.1 and 3.9.0.
 """
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pytest_fusion.case.case_model import Config
 from pytest_fusion.errors import NotModelledError
-from pytest_fusion.interpreter.scoped import replaced
+from pytest_fusion.interpreter.scoped import listed, replaced
+from pytest_fusion.spec.wording import brief
 
 # Triton's own tuner passes over what raises these, as over a `static_assert` that fails.
 _NO_ROOM = frozenset({"OutOfResources", "PTXASError"})
@@ -25,22 +32,26 @@ _INTERPRETER = ("triton", "runtime", "interpreter.py")
 # A launch constant of a config below this is a flag or a number of stages, above it no tile that Triton would take.
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 8, 1 << 16
 # A benchmark runs every config many times. Two runs show what it leaves behind, the third that it was not parity.
-_MOST_TRIED = 3
+TRIED = 3
 
 Run = Callable[..., Any]
 
 
 @dataclass(slots=True)
 class Tuned:
-    """An autotuned kernel with at least two configs, as the launches of one case saw it.
+    """An autotuned kernel with at least two configs, as the launches of one case saw it; configs are numbers.
 
-    ``survivors`` are the numbers of the configs that its own pruning left in any launch; ``tuning`` says that a launch
-    had to choose one because none was chosen for its key before.
+    ``survivors`` are those that its own pruning left in any launch, ``launched`` those that ran, ``unable`` those that
+    could not, with the reason, ``refused`` those that a ``static_assert`` of the kernel refuses. ``keys`` has the
+    survivors of each key.
     """
 
     tuner: Any
     survivors: set[int] = field(default_factory=set)
-    tuning: bool = False
+    launched: set[int] = field(default_factory=set)
+    unable: dict[int, str] = field(default_factory=dict)
+    refused: set[int] = field(default_factory=set)
+    keys: dict[Any, frozenset[int]] = field(default_factory=dict)
 
     @property
     def kernel(self) -> str:
@@ -93,95 +104,113 @@ def _raised_in(error: BaseException) -> tuple[str, ...]:
     return Path(frames[-1][0].f_code.co_filename).parts[-3:] if frames else ()
 
 
-@contextmanager
-def noted(into: dict[int, Tuned]) -> Iterator[None]:
-    """Note every autotuned kernel that is launched; does nothing where Triton was not imported yet."""
+class _Chosen(dict[Any, Any]):
+    """The cache of a tuner that has chosen ``config`` for every key; ``key`` is the last one."""
 
-    def run(upstream: Run, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if len(tuner.configs) < 2:
-            return upstream(tuner, *args, **kwargs)
-        seen = into.setdefault(id(tuner), Tuned(tuner))
-        seen.survivors |= _survivors(tuner, args, kwargs)
-        known = len(tuner.cache)
-        try:
-            return upstream(tuner, *args, **kwargs)
-        finally:
-            seen.tuning |= len(tuner.cache) > known
+    config: Any = None
+    key: Any = None
 
-    with replaced(*_TUNER, "run", run):
-        yield
+    def __contains__(self, key: object) -> bool:
+        self.key = key
+        self[key] = self.config
+        return True
 
 
 @dataclass(slots=True)
-class Applied:
-    """How many launches a forced config took, and what the last of them raised."""
+class _Launching:
+    """How the kernels of one case are launched: by ``configs``; notes them in ``seen``, by the tuner's identity."""
 
-    launches: int = 0
-    error: Exception | None = None
+    configs: Mapping[str, Config]
+    seen: dict[int, Tuned]
+    before: dict[int, dict[str, Any]] = field(default_factory=dict)
+    tried: int = 0
+
+    def tuned(self, tuner: Any) -> Tuned:
+        """The record of a kernel; from its first launch until the case ends the tuner has a cache of the case's own."""
+        if id(tuner) not in self.before:
+            self.before[id(tuner)] = dict(vars(tuner))
+            self.seen.setdefault(id(tuner), Tuned(tuner))
+            tuning = self.configs.get(str(tuner.base_fn.__name__), Config()).launch == "tuning"
+            tuner.cache, tuner.cache_results = {} if tuning else _Chosen(), False
+        return self.seen[id(tuner)]
+
+    def restore(self) -> None:
+        for key, before in self.before.items():
+            attributes = vars(self.seen[key].tuner)
+            attributes.clear()
+            attributes.update(before)
+
+
+_ACTIVE: list[_Launching] = []
 
 
 @contextmanager
-def forced(tuner: Any, index: int) -> Iterator[Applied]:
-    """Launch a kernel with its config number ``index``, as if an earlier call had chosen it.
+def launched(configs: Mapping[str, Config], seen: dict[int, Tuned]) -> Iterator[None]:
+    """Launch every autotuned kernel with its config and note it; does nothing where Triton was not imported yet.
 
-    A launch for whose arguments the kernel's pruning drops that config goes its own way. No ``reset_to_zero`` or
-    ``restore_value`` happens, since Triton does neither once it has chosen; a config's own ``pre_hook`` is called.
+    A config that the device has no room for, the interpreter no model of, or that the kernel refuses by a
+    ``static_assert`` gives way to the next one, as in Triton's tuner. No ``reset_to_zero`` or ``restore_value`` happens
+    unless the launch tunes, since Triton does neither once it has chosen.
     """
-    applied = Applied()
+    with listed(_ACTIVE, _Launching(configs, seen)) as launching, contextlib.ExitStack() as stack:
+        if len(_ACTIVE) == 1:
+            stack.enter_context(replaced(*_TUNER, "run", _run))
+            stack.enter_context(replaced(*_TUNER, "_bench", _bench))
+        try:
+            yield
+        finally:
+            launching.restore()
 
-    def run(upstream: Run, other: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if other is not tuner or index not in _survivors(tuner, args, kwargs):
-            return upstream(other, *args, **kwargs)
-        applied.launches += 1
-        with _unchanged(tuner):
-            tuner.configs = [tuner.configs[index]]
-            try:
-                return upstream(tuner, *args, **kwargs)
-            except Exception as error:
-                applied.error = error
+
+def _run(upstream: Run, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(tuner.configs) < 2:
+        return upstream(tuner, *args, **kwargs)
+    launching = _ACTIVE[-1]
+    seen, launching.tried = launching.tuned(tuner), 0
+    left = _pruned(tuner, args, kwargs)
+    survivors = frozenset(index for index, config in enumerate(tuner.configs) if config in left)
+    seen.survivors |= survivors
+    cache = tuner.cache
+    if not left or not isinstance(cache, _Chosen):
+        try:
+            return upstream(tuner, *args, **kwargs)  # it tunes, or its pruning raises
+        finally:
+            seen.launched |= {index for index in survivors if tuner.configs[index] is vars(tuner).get("best_config")}
+    order = _in_turn(tuner, left, launching.configs.get(seen.kernel, Config()))
+    for config in order:
+        cache.config = config
+        number = {tuner.configs.index(config)} if config in tuner.configs else set()
+        try:
+            result = upstream(tuner, *args, **kwargs)
+        except Exception as error:
+            seen.refused |= number if refused(error) else set()
+            seen.unable |= dict.fromkeys(number, brief(error)) if unable(error) else {}
+            if config is order[-1] or not (refused(error) or unable(error)):
+                seen.launched |= number
                 raise
-
-    with replaced(*_TUNER, "run", run):
-        yield applied
-
-
-class _Retuned(dict[Any, Any]):
-    """An empty cache that chooses the config that another cache holds."""
-
-    def __init__(self, known: Mapping[Any, Any]) -> None:
-        super().__init__()
-        self._known = known
-
-    def __setitem__(self, key: Any, config: Any) -> None:
-        super().__setitem__(key, self._known.get(key, config))
+            continue
+        seen.launched |= number
+        seen.keys[cache.key] = seen.keys.get(cache.key, frozenset()) | survivors
+        return result
+    raise AssertionError("the last config returns or raises")
 
 
-@contextmanager
-def retuned(tuners: Iterable[Any]) -> Iterator[None]:
-    """The first launch for each key tunes: configs really run, between the kernel's hooks, and nothing is timed.
+def _in_turn(tuner: Any, left: list[Any], wanted: Config) -> list[Any]:
+    """The wanted config, or another one that pruning leaves; then those that take its place where it cannot run."""
+    number = wanted.number
+    own = tuner.configs[number] if number < len(tuner.configs) else None
+    if wanted.launch == "stale" and own is not None:
+        return [own]
+    start = left.index(own) if own in left else number % len(left)
+    return [*left[start:], *left[:start]]
 
-    At most three configs are tried. The one chosen is that of the cache, which is as it was afterwards.
-    """
-    caches = {id(tuner): _Retuned(tuner.cache) for tuner in tuners}
-    tried: dict[int, int] = {}
 
-    def run(upstream: Run, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if id(tuner) not in caches:
-            return upstream(tuner, *args, **kwargs)
-        tried[id(tuner)] = 0
-        with _unchanged(tuner):
-            tuner.cache, tuner.cache_results = caches[id(tuner)], False
-            return upstream(tuner, *args, **kwargs)
-
-    def bench(upstream: Run, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if id(tuner) not in caches:
-            return upstream(tuner, *args, **kwargs)
-        tried[id(tuner)] += 1
-        ran = tried[id(tuner)] <= _MOST_TRIED and _try(tuner, args, **kwargs)
-        return [0.0 if ran else float("inf")] * 3
-
-    with replaced(*_TUNER, "run", run), replaced(*_TUNER, "_bench", bench):
-        yield
+def _bench(upstream: Run, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG001
+    """In place of a benchmark: a config really runs, between the kernel's hooks, at most three for one key."""
+    launching = _ACTIVE[-1]
+    launching.tried += 1
+    ran = launching.tried <= TRIED and _try(tuner, args, **kwargs)
+    return [0.0 if ran else float("inf")] * 3
 
 
 def _try(tuner: Any, args: tuple[Any, ...], *, config: Any, **meta: Any) -> bool:
@@ -210,30 +239,19 @@ def _run_between_hooks(tuner: Any, args: tuple[Any, ...], config: Any, current: 
 
 
 def pruned(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The configs that the kernel's pruning leaves for these arguments, in its order.
-
-    Triton prunes only when it tunes, so pruning that fails elsewhere is nobody's error: nothing could be chosen.
-    """
-    with _unchanged(tuner):
-        tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
-        try:
-            return list(tuner.prune_configs(kwargs))
-        except Exception:  # noqa: BLE001
-            return []
-
-
-def _survivors(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[int]:
-    """The numbers of the configs that the pruning leaves."""
-    left = set(pruned(tuner, args, kwargs))
-    return {index for index, config in enumerate(tuner.configs) if config in left}
-
-
-@contextmanager
-def _unchanged(tuner: Any) -> Iterator[None]:
-    """Put every attribute back: a launch notes its choice, its arguments and its timings."""
+    """The configs that the kernel's pruning leaves for these arguments, in its order; the tuner stays as it is."""
     before = dict(vars(tuner))
     try:
-        yield
+        return _pruned(tuner, args, kwargs)
     finally:
         vars(tuner).clear()
         vars(tuner).update(before)
+
+
+def _pruned(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Empty where pruning fails: Triton prunes only when it tunes, so elsewhere nobody sees its error."""
+    tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
+    try:
+        return list(tuner.prune_configs(kwargs))
+    except Exception:  # noqa: BLE001
+        return []

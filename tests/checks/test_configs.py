@@ -10,17 +10,18 @@ import pytest
 import torch
 
 from pytest_fusion import interpreter
-from pytest_fusion.case.case_model import Case, TensorCase
+from pytest_fusion.case.case_model import Case, Config, TensorCase
 from pytest_fusion.case.choosing import search
-from pytest_fusion.checks.context import CaseResult
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.modes import Replay
 from pytest_fusion.engine.request import Request
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.run import autotuned as configs
+from pytest_fusion.run import autotuned
 from pytest_fusion.spec import values
+from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
+from tests.sweeps import sweep
 
 if torch.cuda.device_count() > 0:
     pytest.skip("the plants are judged by what an interpreted access shows", allow_module_level=True)
@@ -31,7 +32,6 @@ if not interpreter.installed():
 
 tl = triton.language
 T = torch.Tensor
-Config = triton.Config
 
 VECTOR = {"x": tensor("n", layouts="contiguous")}
 CASE = Case({"n": 35}, "float32", {"x": TensorCase("float32")}, seed=1)
@@ -46,7 +46,7 @@ def scaled(x, out, n, BLOCK: tl.constexpr, LOADED: tl.constexpr, STORED: tl.cons
 
 def plan(block: int = 16, *, loaded: int = 0, stored: int = 1, factor: float = 2.0, **more: Any) -> Any:
     """A config of ``scaled`` that is right unless it is told otherwise."""
-    return Config({"BLOCK": block, "LOADED": loaded, "STORED": stored, "FACTOR": factor}, **more)
+    return triton.Config({"BLOCK": block, "LOADED": loaded, "STORED": stored, "FACTOR": factor}, **more)
 
 
 def doubling(*plans: Any, into: Any = torch.empty_like, **tuning: Any) -> Any:
@@ -65,12 +65,6 @@ def doubled(x: T) -> T:
     return 2 * x
 
 
-def failing(result: CaseResult) -> Any:
-    found = result.failure
-    assert found is not None
-    return found
-
-
 WRONG = {
     "a load past the end": (plan(32, loaded=1), "bounds"),
     "a tail that is not stored": (plan(32, stored=16), "unwritten"),
@@ -78,19 +72,19 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("name", WRONG)
-def test_the_wrong_config_is_named(judge_one: Any, name: str) -> None:
-    """It fails alone, as the check that sees it says, while the chosen config before it is right."""
+@sweep("name", WRONG, fast=1)
+def test_the_wrong_config_is_named(examine: Any, name: str) -> None:
+    """It fails as the check that sees it says, while the configs before it are right."""
     wrong, inner = WRONG[name]
-    result = judge_one(doubling(plan(), plan(8), wrong), doubled, VECTOR, case=CASE, again=True)
-    found = failing(result)
-    assert found.check == "configs"
-    assert found.identity.startswith(f"configs:scaled:2:{inner}:")
-    assert found.reason.startswith("config 2 (BLOCK=32, ")
-    assert "of scaled: " in found.reason
-    assert (found.facts["index"], found.facts["inner"]) == (2, inner)
-    assert found.facts["config"]["BLOCK"] == 32
-    assert found.facts["found"]
+    record: TestRecord = examine(doubling(plan(), plan(8), wrong), doubled, VECTOR, cases=40)
+    assert (record.failed_check, record.cause) == ("configs", "bad-config"), record.message
+    found = record.checks["configs"]
+    assert found["reason"].startswith("config 2 (BLOCK=32, ")
+    assert "of scaled: " in found["reason"]
+    assert (found["index"], found["inner"], found["config"]["BLOCK"]) == (2, inner, 32)
+    assert found["found"]
+    assert record.case is not None
+    assert record.case["configs"] == {"scaled": {"number": 2, "launch": "chosen"}}
 
 
 def test_a_wrong_config_shrinks_and_keeps_its_name(examine: Any) -> None:
@@ -119,7 +113,7 @@ def summed(x, out, n, BLOCK: tl.constexpr, num_stages: tl.constexpr):
 
 def test_a_pipeline_that_skips_its_tail_is_found(examine: Any) -> None:
     """A config's number of stages reaches a kernel that asks for it, as in Triton."""
-    tuned = triton.autotune([Config({"BLOCK": 4}, num_stages=s) for s in (1, 2, 3)], key=[])(summed)
+    tuned = triton.autotune([triton.Config({"BLOCK": 4}, num_stages=s) for s in (1, 2, 3)], key=[])(summed)
 
     def fused(x: T) -> T:
         out = x.new_empty(())
@@ -144,7 +138,7 @@ def added(x, acc, n, BLOCK: tl.constexpr):
     tl.atomic_add(acc, tl.sum(tl.load(x + i, mask=i < n, other=0), 0))
 
 
-BLOCKS = [Config({"BLOCK": 8}), Config({"BLOCK": 16})]
+BLOCKS = [triton.Config({"BLOCK": 8}), triton.Config({"BLOCK": 16})]
 
 
 def in_place(**tuning: Any) -> Any:
@@ -167,7 +161,7 @@ def test_an_in_place_kernel_must_survive_its_tuning(examine: Any) -> None:
     record: TestRecord = examine(in_place(), double_, layouts, mutates="x")
     assert (record.failed_check, record.cause) == ("configs", "autotune-side-effect"), record.message
     assert "restore_value=" in record.message
-    record = examine(in_place(restore_value=["x"]), double_, layouts, mutates="x")
+    record = examine(in_place(restore_value=["x"]), double_, layouts, mutates="x", cases=60)
     assert record.verdict == "pass", record.message
     assert record.checks["configs"]["reason"] == "ran 2 of 2 configs of doubled_in_place"
 
@@ -235,7 +229,8 @@ def product(a, b, c, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constex
 def test_a_right_matmul_passes_in_every_config(examine: Any) -> None:
     """Four tilings, which round differently: each is judged against the reference and not against another."""
     tilings = [
-        Config({"BM": m, "BN": n, "BK": k}) for m, n, k in ((16, 16, 16), (16, 32, 16), (32, 16, 32), (32, 32, 16))
+        triton.Config({"BM": m, "BN": n, "BK": k})
+        for m, n, k in ((16, 16, 16), (16, 32, 16), (32, 16, 32), (32, 32, 16))
     ]
     kernel = triton.autotune(tilings, key=["M", "N", "K"])(product)
 
@@ -246,7 +241,7 @@ def test_a_right_matmul_passes_in_every_config(examine: Any) -> None:
         return c
 
     inputs = {name: tensor(dims, layouts="contiguous") for name, dims in (("a", "m k"), ("b", "k n"))}
-    record: TestRecord = examine(fused, lambda a, b: a @ b, inputs, cases=8)
+    record: TestRecord = examine(fused, lambda a, b: a @ b, inputs, cases=60)
     assert record.verdict == "pass", record.message
     assert record.checks["configs"]["verdict"] == "pass"
     assert record.checks["configs"]["reason"] == "ran 4 of 4 configs of product"
@@ -278,7 +273,7 @@ def _out_of_resources(_: Any) -> None:
 
 
 @pytest.mark.slow
-def test_a_config_that_cannot_run_is_unknown_and_the_others_are_judged(judge_one: Any, examine: Any) -> None:
+def test_a_config_that_cannot_run_is_unknown_and_the_others_are_judged(examine: Any) -> None:
     """Nothing is known about a config that the device has no room for; one after it that is wrong still fails."""
     large = plan(64, pre_hook=_out_of_resources)
     record: TestRecord = examine(doubling(plan(), large, plan(8)), doubled, VECTOR)
@@ -287,8 +282,8 @@ def test_a_config_that_cannot_run_is_unknown_and_the_others_are_judged(judge_one
     assert entry["verdict"] == "unknown"
     assert entry["reason"].startswith("ran 2 of 3 configs of scaled; config 1 (BLOCK=64, ")
     assert "could not run: OutOfResources: out of resource: shared memory, Required: 262144" in entry["reason"]
-    found = failing(judge_one(doubling(plan(), large, plan(8, loaded=1)), doubled, VECTOR, case=CASE, again=True))
-    assert found.facts["index"] == 2
+    record = examine(doubling(plan(), large, plan(8, loaded=1)), doubled, VECTOR, cases=30)
+    assert record.checks["configs"].get("index") == 2, (record.message, record.checks["configs"])
 
 
 @triton.jit
@@ -302,7 +297,7 @@ def refusing(x, out, n, BLOCK: tl.constexpr):
 @pytest.mark.parametrize("backward", [False, True])
 def test_a_config_that_a_static_assert_refuses_is_no_finding(examine: Any, backward: bool) -> None:
     """Triton's tuner passes over it, so nobody ever runs it."""
-    kernel = triton.autotune([Config({"BLOCK": 16}), Config({"BLOCK": 32})], key=[])(refusing)
+    kernel = triton.autotune([triton.Config({"BLOCK": 16}), triton.Config({"BLOCK": 32})], key=[])(refusing)
 
     def launch(x: T) -> T:
         out = torch.empty_like(x)
@@ -340,15 +335,15 @@ def test_pruned_configs_are_not_run_but_counted(examine: Any) -> None:
 
 @pytest.mark.slow
 def test_many_configs_take_turns(examine: Any) -> None:
-    """A case runs 24; all have run when the test ends, so a wrong one near the end of the list is found."""
+    """A case has one; all have run when the test ends, so a wrong one near the end of the list is found."""
     many = [plan(16, num_warps=1 + i) for i in range(30)]
-    record: TestRecord = examine(doubling(*many), doubled, VECTOR, cases=2)
+    record: TestRecord = examine(doubling(*many), doubled, VECTOR, cases=200)
     assert record.verdict == "pass", record.message
-    assert record.checks["configs"]["reason"].startswith("ran 30 of 30 configs of scaled")
-    one = examine(doubling(*many), doubled, VECTOR, cases=1)
-    assert one.checks["configs"]["verdict"] == "unknown"
-    assert one.checks["configs"]["reason"] == "ran 24 of 30 configs of scaled; more cases would reach the others"
-    record = examine(doubling(*many[:-1], plan(32, loaded=1)), doubled, VECTOR, cases=2)
+    assert record.checks["configs"]["reason"] == "ran 30 of 30 configs of scaled"
+    few = examine(doubling(*many), doubled, VECTOR, cases=8)
+    assert few.checks["configs"]["verdict"] == "unknown"
+    assert few.checks["configs"]["reason"].endswith(" of 30 configs of scaled; more cases would reach the others")
+    record = examine(doubling(*many[:-1], plan(32, loaded=1)), doubled, VECTOR, cases=200)
     assert record.checks["configs"]["index"] == 29
 
 
@@ -360,21 +355,22 @@ def test_pruning_that_makes_configs_of_its_own_leaves_the_check_unknown(examine:
     assert "configs that are not in its list" in record.checks["configs"]["reason"]
 
 
-def test_a_replayed_case_runs_all_configs(tmp_path: Path) -> None:
-    """There is no other case to reach the config that the replay is about."""
+def test_a_replay_launches_the_config_of_its_case(tmp_path: Path) -> None:
+    """With the first config the case is right."""
     many = [plan(16, num_warps=1 + i) for i in range(29)]
 
     def outer() -> None: ...
 
     search.adopt(outer, outer)
     spec = FusionSpec(fused=doubling(*many, plan(32, loaded=1)), reference=doubled, inputs=VECTOR, dtypes="float32")
-    request = Request(nodeid="test", isolate="off", root=tmp_path)
-    record = Replay(CASE).run(Job(spec, request, outer, {}))
+    job = Job(spec, Request(nodeid="test", isolate="off", root=tmp_path), outer, {})
+    record = Replay(Case.from_json(CASE.with_(configs={"scaled": Config(29)}).as_json())).run(job)
     assert record.checks["configs"]["index"] == 29
+    assert Replay(CASE).run(job).verdict == "pass"
 
 
-def test_of_two_kernels_the_one_at_fault_is_named(judge_one: Any) -> None:
-    """By its config, and by its tuning: each is forced and tuned alone."""
+def test_of_two_kernels_the_one_at_fault_is_named(examine: Any) -> None:
+    """By its config, and by its tuning; the other one keeps its first config."""
 
     def twice(first: Any, second: Any, x: T) -> None:
         x.copy_(first(x))
@@ -385,13 +381,15 @@ def test_of_two_kernels_the_one_at_fault_is_named(judge_one: Any) -> None:
 
     right, wrong = doubling(plan(), plan(8)), doubling(plan(), plan(8), plan(32, factor=2.5))
     restored = in_place(restore_value=["x"])
-    found = failing(judge_one(partial(twice, wrong, restored), fourfold, VECTOR, case=CASE, again=True, mutates="x"))
-    assert found.identity == "configs:scaled:2:values:x (in place):finite"
-    found = failing(judge_one(partial(twice, right, in_place()), fourfold, VECTOR, case=CASE, again=True, mutates="x"))
-    assert found.identity == "configs:doubled_in_place:tuning:repeat:x (in place)"
-    assert (
-        judge_one(partial(twice, right, restored), fourfold, VECTOR, case=CASE, again=True, mutates="x").failure is None
-    )
+    record: TestRecord = examine(partial(twice, wrong, restored), fourfold, VECTOR, mutates="x", cases=20)
+    assert record.case is not None
+    assert record.case["configs"] == {"scaled": {"number": 2, "launch": "chosen"}}, record.message
+    record = examine(partial(twice, right, in_place()), fourfold, VECTOR, mutates="x", cases=20)
+    assert record.cause == "autotune-side-effect", record.message
+    assert record.case is not None
+    assert record.case["configs"] == {"doubled_in_place": {"number": 0, "launch": "tuning"}}
+    record = examine(partial(twice, right, restored), fourfold, VECTOR, mutates="x", cases=20)
+    assert record.verdict == "pass", record.message
 
 
 @pytest.mark.parametrize("configs_of_it", [0, 1])
@@ -406,8 +404,11 @@ def test_without_a_choice_nothing_is_known(examine: Any, configs_of_it: int) -> 
     }
 
 
-def test_forcing_and_retuning_leave_the_tuner_as_it_was() -> None:
-    """Every attribute and the cache: a later call neither tunes again nor takes a config that was forced."""
+def test_the_tuner_stays_as_it_was() -> None:
+    """Every attribute and the cache: a later call neither tunes again nor takes the config of a case.
+
+    While a case lasts, its launcher reads the config of that case.
+    """
     kernel = triton.autotune([plan(), plan(32, factor=3.0)], key=["n"])(scaled)
     x, out = torch.ones(4), torch.empty(4)
 
@@ -415,22 +416,32 @@ def test_forcing_and_retuning_leave_the_tuner_as_it_was() -> None:
         kernel[(1,)](x, out, 4)
         return float(out[0])
 
-    seen: dict[int, configs.Tuned] = {}
-    with configs.noted(seen):
-        assert launched() == 2
-    (tuned,) = seen.values()
-    assert (tuned.kernel, tuned.survivors, tuned.tuning) == ("scaled", {0, 1}, True)
+    assert launched() == 2
     before = {**vars(kernel), "cache": dict(kernel.cache)}
-    with configs.forced(kernel, 1) as applied:
-        assert launched() == 3
-    assert applied.launches == 1
-    with configs.retuned([kernel]):
-        assert launched() == 2
+    for config, value, ran in ((Config(), 2, {0}), (Config(1), 3, {1}), (Config(0, "tuning"), 2, {0})):
+        seen: dict[int, autotuned.Tuned] = {}
+        with autotuned.launched({"scaled": config}, seen):
+            assert launched() == value
+            assert kernel.best_config is kernel.configs[next(iter(ran))]
+            assert list(kernel.cache.values()) == [kernel.best_config]
+        (tuned,) = seen.values()
+        assert (tuned.kernel, tuned.survivors, tuned.launched) == ("scaled", {0, 1}, ran)
     assert {**vars(kernel), "cache": dict(kernel.cache)} == before
-    again: dict[int, configs.Tuned] = {}
-    with configs.noted(again):
-        assert launched() == 2
-    assert not again[id(kernel)].tuning
+
+
+def test_a_case_within_a_case_has_its_own_configs() -> None:
+    """A slice of a batch is judged while the batch is."""
+    kernel = triton.autotune([plan(), plan(32, factor=3.0)], key=["n"])(scaled)
+    x, out = torch.ones(4), torch.empty(4)
+    found = []
+    with autotuned.launched({"scaled": Config(1)}, {}):
+        for configs in ({}, {"scaled": Config(1)}):
+            with autotuned.launched(configs, {}):
+                kernel[(1,)](x, out, 4)
+                found.append(float(out[0]))
+        kernel[(1,)](x, out, 4)
+        found.append(float(out[0]))
+    assert found == [2, 3, 3]
 
 
 def test_hooks_act_as_in_a_real_run() -> None:
@@ -444,14 +455,44 @@ def test_hooks_act_as_in_a_real_run() -> None:
         post_hook=lambda _, exception: called.append("after"),
     )(scaled)
     x, out = torch.ones(4), torch.empty(4)
-    kernel[(1,)](x, out, 4)
-    called.clear()
-    with configs.forced(kernel, 1):
+    with autotuned.launched({"scaled": Config(1)}, {}):
         kernel[(1,)](x, out, 4)
     assert called == ["16"]
     called.clear()
-    with configs.retuned([kernel]):
+    with autotuned.launched({"scaled": Config(0, "tuning")}, {}):
         kernel[(1,)](x, out, 4)
         assert called == ["8", "before", "after", "16", "before", "after", "reset", "8"]
         kernel[(1,)](x, out, 4)
     assert called[8:] == ["8"]
+
+
+@triton.jit
+def softmax_of_rows(x, out, columns, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    c = tl.arange(0, BLOCK)
+    value = tl.load(x + row * columns + c, mask=c < columns, other=-float("inf"))
+    value = tl.exp(value - tl.max(value, axis=0))
+    tl.store(out + row * columns + c, value / tl.sum(value, axis=0), mask=c < columns)
+
+
+@sweep("keyed", [False, True], fast=2)
+def test_a_config_that_only_another_call_may_choose_is_found(examine: Any, keyed: bool) -> None:
+    """Pruning leaves blocks that hold a row; a key without the length serves a long row with a short one's block."""
+    blocks = [triton.Config({"BLOCK": block}) for block in (8, 16, 64)]
+    prune = {
+        "early_config_prune": lambda configs, args, **_: [c for c in configs if c.kwargs["BLOCK"] >= args["columns"]]
+    }
+    kernel = triton.autotune(blocks, key=["columns"] if keyed else [], prune_configs_by=prune)(softmax_of_rows)
+
+    def fused(x: T) -> T:
+        out = torch.empty_like(x)
+        kernel[(x.shape[0],)](x, out, x.shape[1])
+        return out
+
+    inputs, dims = {"x": tensor("rows columns", layouts="contiguous", values=values.normal())}, {"columns": dim(1, 64)}
+    record: TestRecord = examine(fused, lambda x: x.softmax(-1), inputs, dims={**dims, "rows": dim(1)}, cases=200)
+    if keyed:
+        assert record.verdict == "pass", record.message
+    else:
+        assert (record.failed_check, record.cause) == ("configs", "bad-config"), record.message
+        assert "key= lacks what pruning depends on" in record.message

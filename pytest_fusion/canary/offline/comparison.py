@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -113,7 +114,11 @@ class TwoKernels:
             self._each("known", map(Chosen, self.more.known), again=True)
             self._each("recorded", map(Chosen, self.more.recorded), again=True)
             if searching.wants_phase(self.outer, "generate"):
-                self._each("fuzzed", self.cases.far() if self.judging.profile.large else self.cases.boundary())
+                cases = self.cases
+                fuzzed = (
+                    cases.far() if self.judging.profile.large else itertools.chain(cases.probes(), cases.boundary())
+                )
+                self._each("fuzzed", fuzzed)
             if self.old_reference:
                 self.evidence.notes.append(
                     f"in {self.old_reference} case(s) the incumbent's own reference gave other bits than today's; its "

@@ -21,8 +21,8 @@ from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
-# A config: the identity of its kernel's tuner, and its number there.
-Key = tuple[int, int]
+# A config: the name of its kernel, and its number there.
+Key = tuple[str, int]
 # Why a config met no axis longer than a block: `dims=` admits none, such cases are too large, were rejected, not made.
 Reason = Literal["dims", "limits", "rejected", "cases"]
 
@@ -74,7 +74,7 @@ class Reach:
         self.blocks[key] = frozenset()
 
     def note(self, key: Key, spec: FusionSpec, case: Case) -> None:
-        """A config was right on this case, or is not launched with its sizes."""
+        """A config was right on this case, or pruning drops it there."""
         if not any(regimes.is_special(tensor.regime) for tensor in case.tensors.values()):
             self._met[key] |= set(_passed(spec, case, self.blocks[key]))
 

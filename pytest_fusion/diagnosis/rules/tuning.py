@@ -1,42 +1,27 @@
-"""Rule about autotuned kernels: is it the config that was chosen, and not the kernel?"""
+"""Rule about autotuned kernels: is it the first config, and not the kernel?"""
 
 from __future__ import annotations
 
+from pytest_fusion.case.case_model import Config
 from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.experiments import Lab
-from pytest_fusion.run.autotuned import Tuned, forced, noted
 
-# More configs than that are sampled from both ends; each takes one or two runs.
+# More configs than that are sampled from both ends; each takes one to four runs.
 _MOST_CONFIGS = 12
 
 
 def config(lab: Lab) -> Found | None:
-    """Wrong with the config that the kernel chose, right with another one, for every seed tried."""
-    tuned: dict[int, Tuned] = {}
-    with noted(tuned):
-        wrong = lab.once(lab.base).wrong
-    if not wrong:
+    """Wrong with the first config of a kernel, right with another one, for every seed tried."""
+    answer = lab.attempt(lab.base)
+    if not answer.wrong or answer.probe is None or lab.base.configs:
         return None
-    for seen in tuned.values():
+    for seen in answer.probe.result.tuned.values():
         numbers = sorted(seen.survivors)
         chosen = numbers if len(numbers) <= _MOST_CONFIGS else numbers[:: -(-len(numbers) // _MOST_CONFIGS)]
-        right = [index for index in chosen if _right(lab, seen, index)]
-        bad = [index for index in chosen if index not in right]
-        if right and bad:
-            return Found("bad-config", [f"right with {seen.called(right[0])}, wrong with {seen.called(bad[0])}"])
-        if right and len(tuned) == 1 and lab.once(lab.base).wrong:
-            fact = f"right with {seen.called(right[0])} and every other config that its pruning leaves for these sizes"
-            held = "wrong with the one that an earlier call chose: the key lacks what that choice depends on"
-            return Found("bad-config", [fact, held])
-    if tuned:
+        for index in chosen:
+            if index not in seen.launched and lab.always_right(lab.base.with_(configs={seen.kernel: Config(index)})):
+                wrong = ", ".join(map(seen.called, sorted(seen.launched)))
+                return Found("bad-config", [f"right with {seen.called(index)}, wrong with {wrong}"])
+    if answer.probe.result.tuned:
         lab.ruled_out.append("config: no config of the autotuned kernels makes the difference")
     return None
-
-
-def _right(lab: Lab, seen: Tuned, index: int) -> bool:
-    for seed in lab.seeds():
-        with forced(seen.tuner, index) as applied:
-            answer = lab.once(lab.base.with_(seed=seed))
-        if not (answer.right and applied.launches):
-            return False
-    return True

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pytest_fusion.case.describe import configs_of
 from pytest_fusion.case.value_json import written
 from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.diagnosis.causes import meaning as meaning_of
@@ -66,6 +67,7 @@ def inputs_of(case: Mapping[str, Any]) -> list[str]:
     lines += [f"{key} = {words}" for key, words in case.get("constants", {}).items()]
     if "multiprocessors" in case:
         lines.append(f"on {case['multiprocessors']} multiprocessors, where the launcher queries them")
+    lines += configs_of(case)
     return lines
 
 

@@ -346,32 +346,6 @@ def test_no_rule_takes_all_runs(lab_of: Any, monkeypatch: pytest.MonkeyPatch) ->
     assert found.cause == "wrong-index-map", found
 
 
-def fitting(configs: Any, named_args: Any, **_: Any) -> Any:
-    return [config for config in configs if config.kwargs["BLOCK"] >= named_args["n"]][:2]
-
-
-@triton.jit
-def one_block(x, out, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.arange(0, BLOCK)
-    tl.store(out + at, tl.load(x + at, mask=at < n, other=0.0) * 2, mask=at < n)
-
-
-def test_a_config_that_another_size_chose_is_named(lab_of: Any) -> None:
-    """What its blocks do not reach is never written; the key lacks the size by which configs are pruned."""
-    configs = [triton.Config({"BLOCK": block}) for block in (16, 32, 64)]
-    kernel = triton.autotune(configs=configs, key=[], prune_configs_by={"early_config_prune": fitting})(one_block)
-
-    def fused(x: T) -> T:
-        out = torch.empty_like(x)
-        kernel[(1,)](x.contiguous(), out, x.numel())
-        return out
-
-    fused(torch.ones(16))
-    found = diagnose(lab_of(fused, lambda x: x * 2, {"x": tensor("n")}, {"dim n": 17, "dtype": "float32"}))
-    assert found.cause == "bad-config", found
-    assert "the key lacks what that choice depends on" in found.evidence[1]
-
-
 @triton.jit
 def bins_kernel(w, index, out, HOW: tl.constexpr):  # type: ignore[no-untyped-def]
     at = tl.program_id(0)

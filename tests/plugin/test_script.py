@@ -201,7 +201,7 @@ import triton.language as tl
 @triton.jit
 def kernel(y, x, n, BLOCK: tl.constexpr, WRONG: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(y + at, tl.load(x + at, mask=at < n) * (3 if WRONG else 2), mask=at < n)
+    tl.store(y + at, tl.load(x + at, mask=at < n) * (3 if WRONG and BLOCK == 32 else 2), mask=at < n)
 
 def double(x):
     x = x.contiguous()
@@ -221,7 +221,7 @@ def test_tuned(x):
 def test_an_autotuned_kernel_runs_without_a_gpu(
     hidden: str, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The script takes a config and benchmarks none, in this package's interpreter and in Triton's own."""
+    """The script takes the case's config and benchmarks none, in this package's interpreter and in Triton's own."""
     pytest.importorskip("triton")
     monkeypatch.delenv("MENDED", raising=False)
     project.write(TUNED)

@@ -11,7 +11,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,6 +23,7 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.containers import map_tensors
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import make_inputs
+from pytest_fusion.checks.evidence import Facts
 from pytest_fusion.checks.memory import BACKWARD, RECORDING
 from pytest_fusion.checks.multiprocessors import multiprocessors_of
 from pytest_fusion.checks.verdict import Verdict
@@ -61,7 +62,7 @@ def compose(
 
     Raises ``OSError`` where the template's source cannot be read, and what making the inputs raises.
     """
-    missing: dict[str, str] = {}
+    verdict, missing = _of_its_config(verdict), dict[str, str]()
     path, _, names = replay.nodeid.partition("[")[0].partition("::")
     test, module = names.split("::") if names else [], _module_of_test(spec, (root / path).resolve(), names)
     saved: dict[str, Any] = {"inputs": {}, "fixtures": {}, "functions": None}
@@ -78,6 +79,7 @@ def compose(
         "method": len(test) > 1 and isinstance(spec.fused, functools.partial),
         "folders": _folders(root),
         "device": "cuda" if device.type == "cuda" else "cpu",
+        "configs": replay.case.as_json().get("configs", {}),
         "gpu": {**PROPERTIES, "multi_processor_count": multiprocessors_of(replay.case)},
         "reference_takes": list(takes(spec.reference, extra)),
         **_failure(spec, replay.case, verdict),
@@ -87,6 +89,14 @@ def compose(
     template = Path(__file__).with_name("script_template.py").read_text(encoding="utf-8")
     text = _header(spec, replay, verdict, missing, shown) + template.replace("CASE: dict[str, Any] = {}\n", filled)
     return Script(text, _bytes(saved), missing)
+
+
+def _of_its_config(verdict: Verdict) -> Verdict:
+    """What one config of a kernel does wrong, as the check that saw it states it: the script launches that config."""
+    facts = verdict.facts
+    if "config" not in facts:
+        return verdict
+    return replace(verdict, check=facts["inner"], evidence=Facts(facts["found"]))
 
 
 def _bytes(value: Any) -> bytes:

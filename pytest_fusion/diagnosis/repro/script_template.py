@@ -39,7 +39,7 @@ class Missing(Exception):
 
 
 def stand_in() -> None:
-    """Without pytest_fusion the test's file can be imported, and Triton's interpreter takes an autotuned kernel."""
+    """Without pytest_fusion the test's file can be imported."""
 
     def fused_equivalent(reference: Any = None, **_: Any) -> Any:
         def decorate(test: Any) -> Any:
@@ -62,10 +62,18 @@ def stand_in() -> None:
         for name, answer in {**facts, "current_device": 0}.items():
             setattr(torch.cuda, name, lambda *_, answer=answer: answer)
         torch.cuda.device = nullcontext  # type: ignore[assignment,misc]
-    if DEVICE == "cpu" and importlib.util.find_spec("triton") is not None:
-        tuner = importlib.import_module("triton.runtime.autotuner").Autotuner
-        tuner.prune_configs = lambda self, *_: self.configs[:1]  # nothing can be timed
-        tuner._bench = lambda *_, **__: [0.0, 0.0, 0.0]
+
+
+def choose_configs() -> None:
+    """Launch autotuned kernels with the configs of the case, others with their first one; nothing is timed."""
+    tuner = importlib.import_module("triton.runtime.autotuner").Autotuner
+    upstream = tuner.prune_configs
+
+    def chosen(self: Any, *args: Any) -> Any:
+        config = CASE["configs"].get(self.base_fn.__name__)
+        return upstream(self, *args)[:1] if config is None else [self.configs[config["number"]]]
+
+    tuner.prune_configs, tuner._bench = chosen, lambda *_, **__: [0.0, 0.0, 0.0]
 
 
 def load() -> tuple[Any, Any, dict[str, Any]]:
@@ -81,6 +89,8 @@ def load() -> tuple[Any, Any, dict[str, Any]]:
         stand_in()
     elif DEVICE == "cpu":
         importlib.import_module("pytest_fusion.interpreter.bridge.modelled_device").PROPERTIES.update(CASE["gpu"])
+    if importlib.util.find_spec("triton") is not None:
+        choose_configs()
     found: Any = None
     owner: Any = None
     try:

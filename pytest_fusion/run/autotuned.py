@@ -249,7 +249,7 @@ def pruned(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[An
 
 
 def _pruned(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Empty where pruning fails: Triton prunes only when it tunes, so elsewhere nobody sees its error."""
+    """The configs that pruning leaves; empty where it raises: Triton prunes only when it tunes, not elsewhere."""
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     try:
         return list(tuner.prune_configs(kwargs))

@@ -180,7 +180,7 @@ def every(context: Context, case: Case) -> Iterator[Case]:
 
 
 def _tuned_by(state: _State, case: Case) -> Case:
-    """The case with a first call that tunes all kernels but those of which something is wrong already."""
+    """The case with a first call that tunes all kernels but those with a finding."""
     wrong = {name for name, _ in state.wrong}
     return case.with_(configs={name: Config(launch="tuning") for name in state.kernels if name not in wrong})
 

@@ -32,12 +32,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Before any conftest imports Triton: its interpreter cannot be switched on afterwards."""
-    known = early_config.known_args_namespace
-    wanted = getattr(known, "fusion_device", None) or early_config.getini("fusion_device") or "auto"
+    wanted = _wanted_device(early_config, early_config.known_args_namespace)
     try:
-        device_choice.prepare(device_choice.choose(str(wanted)))
+        device_choice.take_own(wanted, os.environ.get("PYTEST_XDIST_WORKER", ""))
+        device_choice.prepare(device_choice.choose(wanted))
     except FusionError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """A worker for each GPU, where kernels run on GPUs; elsewhere pytest-xdist counts cores."""
+    wanted = _wanted_device(config, config.option)
+    if wanted not in ("auto", "cuda"):
+        return None
+    return device_choice.cuda_devices() or None
+
+
+def _wanted_device(config: pytest.Config, given: object) -> str:
+    return str(getattr(given, "fusion_device", None) or config.getini("fusion_device") or "auto")
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -56,6 +56,19 @@ def capability(device: str) -> tuple[int, int] | None:
     return major.value, minor.value
 
 
+def take_own(wanted: str, worker: str) -> None:
+    """Let the worker ``gw0``, ``gw1``, ... of pytest-xdist see a GPU of its own first, then the others.
+
+    The others stay visible: a check calls the kernel on a second one. ``cuda:N`` is taken as it stands.
+    """
+    count = cuda_devices()
+    if wanted not in ("auto", "cuda") or not worker.startswith("gw") or count < 2:
+        return
+    entries = (_visible() or list(map(str, range(count))))[:count]
+    turn = int(worker.removeprefix("gw")) % count
+    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(entries[turn:] + entries[:turn])
+
+
 def checked(wanted: str) -> str:
     """``wanted`` itself; raises ``FusionError`` unless it is ``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
     head, colon, index = wanted.partition(":")

@@ -113,7 +113,8 @@ def as_launched(result: CaseResult) -> Case:
     for seen in result.tuned.values():
         wanted = configs.get(seen.kernel, Config())
         if wanted.launch == "chosen" and len(seen.launched) == 1 and wanted.number not in seen.launched:
-            configs[seen.kernel] = Config(*seen.launched)
+            (number,) = seen.launched
+            configs[seen.kernel] = Config(number)
     return result.case.with_(configs={name: config for name, config in configs.items() if config != Config()})
 
 

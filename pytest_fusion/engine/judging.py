@@ -251,7 +251,7 @@ class Judging:
             tally.checks["error"] = {"verdict": "unknown", "reason": reason, "cases": tally.judged}
         for verdict in registry.summaries(self.context):
             entry = tally.checks.setdefault(verdict.check, {"cases": 0})
-            entry.update(verdict=verdict.status, reason=verdict.reason)
+            entry.update(verdict=verdict.status, reason=verdict.reason, **verdict.facts)
 
     def _nothing_judged(self, *, whole: bool) -> None:
         tally, refusals = self.tally, self.context.progress.refusals

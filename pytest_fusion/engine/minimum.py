@@ -70,7 +70,7 @@ class Minimum:
                 result, verdict = shown
             return shown is not None
 
-        by_values = (first.inner or first.check) in ("values", "repeat", "invariance") or (
+        by_values = (first.inner or first.check) in ("values", "repeat", "invariance", configs.NAME) or (
             first.identity.endswith("bounds:surroundings")
         )
         # Random bits are wrong in many of them or in none: other values make no smaller case. Nor do they where an

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -37,6 +38,10 @@ def _parser() -> argparse.ArgumentParser:
     listing.add_argument("folder", type=Path, nargs="?", help="the folder given to --fusion-baseline, if any was")
     showing = views.add_parser("show", help="what one file holds")
     showing.add_argument("file", type=Path)
+    configs = commands.add_parser("configs", help="write which autotune configs of a test's kernels give equal bits")
+    configs.add_argument("test", help="a test as pytest takes it, such as tests/test_norm.py::test_norm")
+    configs.add_argument("file", type=Path, help="the JSON file to write")
+    configs.add_argument("pytest_args", nargs="*", help="further arguments for pytest, after --")
     cli_canary.add(commands)
     return parser
 
@@ -119,6 +124,26 @@ def _report(source: Path, target: Path) -> int:
     return 0
 
 
+def _configs(test: str, target: Path, more: Sequence[str]) -> int:
+    """Write ``{test: {kernel: [[config, ...], ...]}}``, configs of equal bits together; 1 where a test fails.
+
+    Raises ``FusionError`` where no test launched an autotuned kernel.
+    """
+    import pytest
+
+    records = _Records()
+    code = int(pytest.main([test, "-W", _IMPORTED, *more], [records]))
+    found = {record["nodeid"]: record["checks"].get("configs", {}).get("classes") for record in records.found}
+    found = {nodeid: classes for nodeid, classes in found.items() if classes}
+    if not found:
+        raise FusionError(
+            f"no test of {test} passed that launches a kernel under triton.autotune, so nothing is written"
+        )
+    target.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    sys.stdout.write(f"classes of configs: {target}\n")
+    return min(code, 1)
+
+
 def _baseline(view: str, folder: Path | None, file: Path | None) -> int:
     from datetime import UTC, datetime
 
@@ -141,6 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _baseline(given.view, getattr(given, "folder", None), getattr(given, "file", None))
         if given.command == "canary":
             return cli_canary.run(given)
+        if given.command == "configs":
+            return _configs(given.test, given.file, given.pytest_args)
         return _pin(given.file) if given.command == "pin" else _report(given.json, given.html)
     except FusionError as error:
         sys.stderr.write(f"pytest-fusion: {error}\n")

@@ -123,6 +123,16 @@ class FusionSpec:
         return {name: spec for name, spec in inner.items() if isinstance(spec, DerivedSpec)}
 
     @property
+    def invariant_configs(self) -> bool:
+        """Whether every autotune config promises the same bits: ``"configs"`` in ``invariant``, unless a dim's name."""
+        return "configs" in self.invariant and "configs" not in self.dim_names
+
+    @property
+    def invariant_dims(self) -> tuple[str, ...]:
+        """The dims along which slices must not depend on each other."""
+        return tuple(name for name in self.invariant if not (name == "configs" and self.invariant_configs))
+
+    @property
     def given_up(self) -> tuple[str, ...]:
         """The inputs that the kernel may write: those of ``mutates`` and ``clobbers``."""
         return tuple(name for name in (*self.mutates, *self.clobbers) if name in self.inputs)
@@ -231,7 +241,7 @@ class FusionSpec:
             if name in self.batch_names:
                 raise SpecError(f"{self.name}: '*{name}' stands for several dimensions and cannot be bounded by dim()")
         self._check_spelling()
-        for name in self.invariant:
+        for name in self.invariant_dims:
             if name not in used:
                 raise SpecError(f"{self.name}: invariant={name!r} names no dim{did_you_mean(name, used)}")
 
@@ -240,7 +250,9 @@ class FusionSpec:
         shapes = [(name, spec.shape) for name, spec in self.tensors.items()]
         named = Counter(dim for _, shape in shapes for term in shape.terms for dim in term.names)
         named.update(need for spec in self.derived.values() for need in spec.needs)
-        named.update([*self.dims, *self.invariant, *(b for s in self.tensors.values() for b in _bound_names(s.values))])
+        named.update(
+            [*self.dims, *self.invariant_dims, *(b for s in self.tensors.values() for b in _bound_names(s.values))]
+        )
         for name, shape in shapes:
             for own in shape.names:
                 for other in self.dim_names:

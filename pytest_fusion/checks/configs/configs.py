@@ -19,9 +19,10 @@ from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case, Config
 from pytest_fusion.case.plan import CONFIG, Plan
 from pytest_fusion.checks.check import Check
+from pytest_fusion.checks.configs import bit_classes
 from pytest_fusion.checks.configs.past_blocks import Reach, Reason
 from pytest_fusion.checks.context import CaseResult, Context
-from pytest_fusion.checks.evidence import WrongConfig
+from pytest_fusion.checks.evidence import Facts, WrongConfig
 from pytest_fusion.checks.repeat.repeat import Variance
 from pytest_fusion.checks.verdict import Verdict, failed, unknown
 from pytest_fusion.run.autotuned import TRIED, Tuned
@@ -237,7 +238,7 @@ def summary(context: Context) -> Verdict:
     kernels = state.kernels.values()
     if not kernels:
         return unknown(NAME, "nothing to judge: no autotuned kernel was launched")
-    words = "; ".join(map(_counted, kernels))
+    words = "; ".join(filter(None, (*map(_counted, kernels), bit_classes.in_words(context))))
     for kernel in kernels:
         left = sorted(kernel.survived - kernel.ran - kernel.refused)
         reason = next(
@@ -246,12 +247,13 @@ def summary(context: Context) -> Verdict:
         if left or not kernel.survived:
             return unknown(NAME, f"{words}; {(reason or 'more cases would reach the others') if left else _OWN}")
     within = [short for kernel in kernels for short in _within(kernel, state.reach, context.spec)]
+    classes = Facts({"classes": bit_classes.listed(context)})
     if not within:
-        return Verdict(NAME, "pass", words)
+        return Verdict(NAME, "pass", words, classes)
     settled, _, first = min(within, key=lambda short: (short[0], -short[1]))
     others = {text for *_, text in within} - {first}
     words = f"{words}; {first}" + (f" (and {len(others)} more of this kind)" if others else "")
-    return Verdict(NAME, "pass", words) if settled else unknown(NAME, words)
+    return Verdict(NAME, "pass" if settled else "unknown", words, classes)
 
 
 def _within(kernel: _Kernel, reach: Reach, spec: FusionSpec) -> Iterator[tuple[bool, int, str]]:
@@ -276,7 +278,9 @@ def _counted(kernel: _Kernel) -> str:
 
 def _cause(verdict: Verdict) -> str:
     seen = verdict.evidence
+    if verdict.cause is not None:
+        return verdict.cause
     return "bad-config" if isinstance(seen, WrongConfig) and seen.index is not None else "autotune-side-effect"
 
 
-CHECK = Check(NAME, summary=summary, cause=_cause)
+CHECK = Check(NAME, bit_classes.run, due=bit_classes.due, summary=summary, cause=_cause)

@@ -45,7 +45,7 @@ def selected(t: torch.Tensor, axis: int, slices: Sequence[int]) -> torch.Tensor:
 
 def unsliceable(spec: FusionSpec) -> dict[str, str]:
     """Why dims cannot be cut whatever the case, by name."""
-    reasons = {dim: _why_not(spec, dim) for dim in spec.invariant}
+    reasons = {dim: _why_not(spec, dim) for dim in spec.invariant_dims}
     return {dim: f"{dim}: {reason}" for dim, reason in reasons.items() if reason is not None}
 
 

@@ -44,10 +44,10 @@ class OneDim(Protocol):
 
 def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG001
     """Why there is nothing to check: ``invariant=`` names no dim, or none that can be cut."""
-    if not spec.invariant:
+    if not spec.invariant_dims:
         return "not requested: invariant= names no dim"
     reasons = unsliceable(spec)
-    return "; ".join(reasons.values()) if len(reasons) == len(spec.invariant) else None
+    return "; ".join(reasons.values()) if len(reasons) == len(spec.invariant_dims) else None
 
 
 def due(trial: Trial) -> bool:
@@ -142,7 +142,7 @@ def dims_of(trial: Trial) -> list[str]:
     never, sizes = unsliceable(trial.spec), trial.result.case.sizes
     return [
         dim
-        for dim in trial.spec.invariant
+        for dim in trial.spec.invariant_dims
         if dim not in never
         and isinstance(size := sizes[dim], int)
         and size >= 2

@@ -1,0 +1,159 @@
+"""Classes of configs that give equal bits: which config a tuner picks decides them, on each machine by its own clock.
+
+Two ranks or two restarts that tune apart then disagree (Megatron-LM #6966: in 13 of 22 entries). On a few cases every
+config of a kernel runs alone on the same inputs, and outputs are compared bit for bit; gradients are not. More than one
+class is the hazard `config-variant-bits`, and wrong where ``invariant="configs"`` promises a single one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from pytest_fusion.case import regimes
+from pytest_fusion.case.case_model import Config
+from pytest_fusion.case.sizes import count
+from pytest_fusion.checks.context import Context, call
+from pytest_fusion.checks.evidence import Evidence
+from pytest_fusion.checks.repeat import repeat
+from pytest_fusion.checks.trial import Trial
+from pytest_fusion.checks.verdict import Verdict, failed, hazard, passed
+from pytest_fusion.run.autotuned import Tuned, launched
+from pytest_fusion.run.memory import FILLS
+
+CODE = "config-variant-bits"
+_CHECK = "configs"
+# Each config is one call on each of so many cases, each longer than those before it: a sum in one block has the same
+# bits in blocks of any size.
+_MOST_CASES, _LONGER = 6, 1.5
+# Of sums of some hundred terms in another order one in three has the same bits: fewer elements than this say little,
+# unless there are as many terms that nearly all differ.
+_FEW, _LONG = 16, 4000
+# A sum with an infinity in it, or of zeros, has the same bits in any order.
+_TELLING = ("unit", "small", "hundred", "offset", "negative")
+_MOST_CONFIGS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class OtherBits(Evidence):
+    """Two configs of a kernel whose outputs differ in their bits; ``classes``: numbers of configs with equal bits."""
+
+    kernel: str
+    configs: list[int]
+    output: str
+    count: int
+    first: list[int]
+    classes: list[list[int]]
+
+
+@dataclass(slots=True)
+class _Bits:
+    """The cases that were compared, by their longest size, and for each kernel and config its class in each of them."""
+
+    lengths: list[int] = field(default_factory=list)
+    tuned: dict[str, Tuned] = field(default_factory=dict)
+    classes: dict[str, dict[int, list[int]]] = field(default_factory=dict)
+
+
+def due(trial: Trial) -> bool:
+    """A few cases, ever longer; every one where a difference is shrunk."""
+    context, case = trial.context, trial.result.case
+    if not any(len(seen.survivors) > 1 for seen in trial.result.tuned.values()):
+        return False
+    if context.focus.sought is not None:
+        return context.focus.sought.startswith(f"{_CHECK}:{CODE}")
+    if sum(t.numel() for t in trial.expected.tensors.values()) < (1 if _longest(trial) >= _LONG else _FEW):
+        return False
+    if any(tensor.regime in regimes.REGIMES and tensor.regime not in _TELLING for tensor in case.tensors.values()):
+        return False
+    lengths = context.state(_Bits).lengths
+    longer = len(lengths) < _MOST_CASES and _longest(trial) > _LONGER * max(lengths, default=0)
+    return longer or context.complete
+
+
+def _longest(trial: Trial) -> int:
+    return max(map(count, trial.result.case.sizes.values()), default=1)
+
+
+def run(trial: Trial) -> Verdict:
+    """The first kernel of which two configs give other bits."""
+    shrinks = trial.context.focus.sought is not None
+    state = _Bits() if shrinks else trial.context.state(_Bits)
+    state.lengths.append(_longest(trial))
+    found: Verdict | None = None
+    for seen in list(trial.result.tuned.values()):
+        if len(seen.survivors) > 1:
+            found = _compared(trial, seen, state) or found
+    return found or passed(_CHECK)
+
+
+def _compared(trial: Trial, seen: Tuned, state: _Bits) -> Verdict | None:
+    """Every config on the case's inputs; a config that cannot run, or raises, has no class."""
+    context, case = trial.context, trial.result.case
+    first: dict[str, torch.Tensor] = {}
+    classes: list[tuple[int, dict[str, torch.Tensor]]] = []
+    verdict = None
+    state.tuned[seen.kernel] = seen
+    of_kernel = state.classes.setdefault(seen.kernel, {})
+    for index in sorted(seen.survivors)[:_MOST_CONFIGS]:
+        ran: dict[int, Tuned] = {}
+        with launched({**case.configs, seen.kernel: Config(index)}, ran):
+            outcome, placed = call(context, case, trial.logical, FILLS[0])
+        mine = ran.get(id(seen.tuner))
+        if outcome.error is not None or mine is None or mine.launched != {index}:
+            continue
+        got = trial.steady(trial.collect(outcome, placed).tensors)
+        number = next((n for n, (_, other) in enumerate(classes) if repeat.first_difference(other, got) is None), None)
+        if number is None:
+            number = len(classes)
+            classes.append((index, {name: t.detach().clone() for name, t in got.items()}))
+            first = first or classes[0][1]
+            if number == 1:
+                verdict = _verdict(context, seen, (classes[0][0], index), first, got)
+        of_kernel.setdefault(index, []).append(number)
+    return verdict
+
+
+def _verdict(
+    context: Context, seen: Tuned, pair: tuple[int, int], first: dict[str, torch.Tensor], got: dict[str, torch.Tensor]
+) -> Verdict:
+    varied = repeat.variations(first, [got])[0]
+    text = f"{seen.called(pair[0])} and {seen.called(pair[1]).rpartition(' of ')[0]} give other bits: {varied} differ"
+    evidence = OtherBits(
+        seen.kernel, list(pair), varied.output, varied.count, varied.first, classes_of(context).get(seen.kernel, [])
+    )
+    identity = f"{_CHECK}:{CODE}:{seen.kernel}"
+    if not context.spec.invariant_configs:
+        return hazard(_CHECK, CODE, text, identity=identity, output=varied.output, evidence=evidence)
+    reason = f"{text}, the first at {varied.first}, where invariant= promises one result for all configs"
+    return failed(_CHECK, reason, identity=identity, output=varied.output, cause=CODE, evidence=evidence)
+
+
+def classes_of(context: Context) -> dict[str, list[list[int]]]:
+    """For each kernel the numbers of its configs, those with equal bits in every case together."""
+    found = {}
+    for kernel, numbers in context.state(_Bits).classes.items():
+        whole = max(map(len, numbers.values()), default=0)
+        together: dict[tuple[int, ...], list[int]] = {}
+        for index, seen in sorted(numbers.items()):
+            if len(seen) == whole:
+                together.setdefault(tuple(seen), []).append(index)
+        found[kernel] = list(together.values())
+    return found
+
+
+def listed(context: Context) -> dict[str, list[list[dict[str, Any]]]]:
+    """``classes_of`` with what each config passes to its kernel, in JSON types."""
+    tuned = context.state(_Bits).tuned
+    return {
+        kernel: [[{"number": index, **tuned[kernel].config(index)} for index in one] for one in classes]
+        for kernel, classes in classes_of(context).items()
+    }
+
+
+def in_words(context: Context) -> str:
+    """How many classes of bits there are; empty where nothing was compared."""
+    counted = [f"{len(classes)} class(es) of equal bits" for classes in classes_of(context).values() if classes]
+    return ", ".join(counted)

@@ -1,0 +1,88 @@
+"""Configs of an autotuned kernel that give other bits: a hazard, and wrong where the spec promises one result."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from pytest_fusion import interpreter
+from pytest_fusion.report.record import TestRecord
+from pytest_fusion.spec.dims import dim
+from pytest_fusion.spec.inputs import tensor
+
+if torch.cuda.device_count() > 0:
+    pytest.skip("kernels on tensors of the CPU", allow_module_level=True)
+interpreter.enable()
+triton = pytest.importorskip("triton")
+if not interpreter.installed():
+    pytest.skip(str(interpreter.problem()), allow_module_level=True)
+
+tl = triton.language
+T = torch.Tensor
+MATRIX = {"x": tensor("rows columns", layouts="contiguous")}
+DIMS = {"rows": dim(16, 40), "columns": dim(0, 300)}
+SIZES = (16, 32, 32, 64)
+
+
+@triton.jit
+def row_sum(x, out, columns, BLOCK: tl.constexpr, WAYS: tl.constexpr):
+    total = tl.zeros([WAYS], tl.float32)
+    for start in range(0, columns, BLOCK):
+        for part in range(0, BLOCK, WAYS):
+            c = start + part + tl.arange(0, WAYS)
+            total += tl.load(x + tl.program_id(0) * columns + c, mask=c < columns, other=0.0)
+    tl.store(out + tl.program_id(0), tl.sum(total, 0))
+
+
+def summing(*ways: int) -> Any:
+    """Sums of rows under a config for each: as many partial sums as the config says, in blocks of another size."""
+    configs = [triton.Config({"BLOCK": 64, "WAYS": many}, num_warps=turn + 1) for turn, many in enumerate(ways)]
+    kernel = triton.autotune(configs, key=["columns"])(row_sum)
+
+    def fused(x: T) -> T:
+        out = x.new_empty(x.shape[0])
+        if len(x):
+            kernel[(len(x),)](x, out, x.shape[1])
+        return out
+
+    return fused
+
+
+def summed(x: T) -> T:
+    return x.sum(-1)
+
+
+def test_other_bits_are_a_hazard_with_their_classes(examine: Any) -> None:
+    """Two configs add in the same order, two in others; every sum is right."""
+    record: TestRecord = examine(summing(*SIZES), summed, MATRIX, dims=DIMS, cases=60)
+    assert record.verdict == "pass", record.message
+    (found,) = [one for one in record.findings if one["code"] == "config-variant-bits"]
+    assert found["level"] == "hazard"
+    assert "config 0 (BLOCK=64, WAYS=16, " in found["message"]
+    entry = record.checks["configs"]
+    assert [[one["number"] for one in group] for group in entry["classes"]["row_sum"]] == [[0], [1, 2], [3]]
+    assert "3 class(es) of equal bits" in entry["reason"]
+
+
+def test_a_promise_of_one_result_for_all_configs_is_held(examine: Any) -> None:
+    """``invariant="configs"``: the pair of configs and the smallest case; a dim beside it means what it always does."""
+    promise = {"invariant": ("configs", "rows")}
+    record: TestRecord = examine(summing(*SIZES), summed, MATRIX, dims=DIMS, cases=60, **promise)
+    assert (record.failed_check, record.cause) == ("configs", "config-variant-bits"), record.message
+    assert record.checks["configs"]["configs"] == [0, 1]
+    assert record.case is not None
+    assert record.case["dims"]["rows"] == 16
+    record = examine(summing(32, 32, 32), summed, MATRIX, dims=DIMS, cases=60, **promise)
+    assert record.verdict == "pass", record.message
+    assert [one["code"] for one in record.findings] == []
+    assert record.checks["invariance"]["verdict"] == "pass"
+
+
+def test_without_another_config_nothing_is_compared(examine: Any) -> None:
+    """A kernel of one config, and one whose outputs may vary, have no classes."""
+    record: TestRecord = examine(summing(16), summed, MATRIX, dims=DIMS, cases=12, invariant="configs")
+    assert record.checks["configs"]["verdict"] == "unknown"
+    record = examine(summing(*SIZES), summed, MATRIX, dims=DIMS, cases=30, deterministic=False)
+    assert not [one for one in record.findings if one["code"] == "config-variant-bits"]

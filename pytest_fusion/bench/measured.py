@@ -15,7 +15,6 @@ from pytest_fusion.bench.baseline.row_compare import Comparison, compare, judged
 from pytest_fusion.bench.bench_request import BenchRequest
 from pytest_fusion.bench.counters import Counters
 from pytest_fusion.bench.limits import Limited
-from pytest_fusion.bench.output_digest import GoldenOutput
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
 from pytest_fusion.run.measure.resources.targets import Resources
 from pytest_fusion.run.measure.timing.roofline import Activity
@@ -69,7 +68,7 @@ class Found:
     """What one session found: entries in order, each measured or with why not.
 
     Of a GPU: what baselines know it by, entries whose result is wrong at their sizes, what it makes of equal things,
-    and why kernels were compiled again over the entries. ``golden`` are outputs of pinned cases, or why there are none.
+    and why kernels were compiled again over the entries.
     """
 
     facts: dict[str, str]
@@ -77,7 +76,6 @@ class Found:
     wrong: list[str] = field(default_factory=list)
     noise: Noise | None = None
     again: list[tuple[str, int]] = field(default_factory=list)
-    golden: list[tuple[str, tuple[GoldenOutput, ...] | str]] = field(default_factory=list)
 
 
 _VERSIONS = ("torch", "triton", "cuda", "driver")

@@ -15,7 +15,7 @@ from pytest_fusion.errors import BaselineError
 SCHEMA = 1
 TOOL = "pytest-fusion baseline"
 _OWN = frozenset(("schema", "tool", "test", "device", "environments", "rows"))
-_ROW = frozenset(("case", "role", "facts", "names", "methods", "reasons", "latency", "golden", "made", "environment"))
+_ROW = frozenset(("case", "role", "facts", "names", "methods", "reasons", "latency", "made", "environment"))
 _AGAIN = "restore it from version control, or delete it and make it again with --fusion-update new"
 
 

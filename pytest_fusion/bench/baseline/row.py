@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from pytest_fusion.bench.output_digest import GoldenOutput
 from pytest_fusion.run.measure.timing.roofline import Activity
 
 MODELLED = "cpu (modelled)"
@@ -196,7 +195,6 @@ class Row:
     names: Mapping[str, int] = field(default_factory=dict)
     methods: Mapping[str, str] = field(default_factory=dict)
     latency: Latency | None = None
-    golden: tuple[GoldenOutput, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     made: str = ""
     measures: Mapping[str, float] = field(default_factory=dict)
@@ -238,8 +236,6 @@ class Row:
                 data[name] = dict(sorted(getattr(self, name).items()))
         if self.latency is not None:
             data["latency"] = self.latency.as_json()
-        if self.golden:
-            data["golden"] = [output.as_json() for output in self.golden]
         if self.made:
             data["made"] = self.made
         return data
@@ -257,7 +253,6 @@ class Row:
             names=dict(_mapping(data, "names")),
             methods=_texts(_mapping(data, "methods")),
             latency=None if latency is None else Latency.from_json(latency),
-            golden=tuple(GoldenOutput.from_json(output) for output in data.get("golden", ())),
             environment=_texts(_mapping(data, "environment")),
             made=str(data.get("made", "")),
             reasons=dict(_mapping(data, "reasons")),

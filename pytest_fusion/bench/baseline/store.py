@@ -214,9 +214,6 @@ def _of(row: Row) -> list[str]:
     lines = _aligned(facts)
     if row.latency is not None:
         lines.append(_latency(row.latency))
-    lines += [
-        f"golden {output.name}: {output.dtype} {list(output.shape)}, {output.digest[:19]}" for output in row.golden
-    ]
     return [*lines, *(f"{name} {value}" for name, value in sorted(row.environment.items()))]
 
 

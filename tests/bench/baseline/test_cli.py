@@ -10,7 +10,7 @@ import pytest
 from pytest_fusion.bench.baseline.store import FOLDER, listed
 from pytest_fusion.bench.baseline.update import update
 from pytest_fusion.plugin.cli import main
-from tests.bench.baseline.made import file_of, golden, latency, row
+from tests.bench.baseline.made import file_of, latency, row
 
 
 def test_a_list_has_each_test_with_its_age(tmp_path: Path) -> None:
@@ -39,8 +39,8 @@ def test_the_default_folder_is_listed(
 
 
 def test_a_file_is_shown_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Facts, kernels, latency, golden outputs and versions of every row."""
-    update(tmp_path, [row(latency=latency(), golden=(golden(),))], "new")
+    """Facts, kernels, latency and versions of every row."""
+    update(tmp_path, [row(latency=latency())], "new")
 
     assert main(["baseline", "show", str(file_of(tmp_path, row()))]) == 0
     said = capsys.readouterr().out
@@ -49,7 +49,6 @@ def test_a_file_is_shown_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[
         "launches.kernels   1",
         "kernel rms         1 x",
         "50 us, reference 100 us; log ratio -0.7000 (-0.7005 to -0.6995), 20 blocks, 1 session",
-        "golden out: float32 [2, 2]",
         "triton 3.6.0",
     ):
         assert text in said

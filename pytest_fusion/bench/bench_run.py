@@ -1,17 +1,17 @@
-"""From a spec whose test passed to its rows, beside their baselines."""
+"""From a spec whose test passed to its rows, beside their baselines; and outputs of pinned cases."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pytest_fusion.bench import counters, limits
 from pytest_fusion.bench.baseline.facts import RECOMPILES
-from pytest_fusion.bench.baseline.row import Row, stable
+from pytest_fusion.bench.baseline.row import GoldenOutput, Row, stable
 from pytest_fusion.bench.bench_request import BenchRequest
-from pytest_fusion.bench.entries import Entry, entries
+from pytest_fusion.bench.entries import Entry, entries, text_of
 from pytest_fusion.bench.limits import limited
 from pytest_fusion.bench.measured import (
     Figures,
@@ -23,12 +23,23 @@ from pytest_fusion.bench.measured import (
     facts_of,
     work_facts,
 )
-from pytest_fusion.bench.without_gpu import measure
+from pytest_fusion.bench.output_digest import apart, golden_of
+from pytest_fusion.bench.without_gpu import CPU, measure
+from pytest_fusion.case import counter_random
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.choosing import search as searching
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
+from pytest_fusion.case.plan import Limits, build, make_plan
+from pytest_fusion.checks.context import Context, call, reference_of
+from pytest_fusion.checks.outputs import collect, varies
+from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.measure.launches.launch_count import Uncounted
 from pytest_fusion.run.measure.resources.kernel_resources import Report, recompilations_of, resources_of
 from pytest_fusion.run.measure.resources.targets import figures, parse_targets
+from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.process.fork import Channel, ChildError, Crash, run_isolated
 from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.wording import brief
 
 # Of one entry at full sizes: on a CPU nothing is computed, on a GPU kernels compile.
 _SECONDS = 300.0
@@ -52,7 +63,7 @@ def bench(
     """
     found = Measured()
     named = entries(spec)
-    if not named:
+    if not named and not spec.golden:
         return found
     on_gpu = environment.get("lane") == "cuda"
     session = _session(spec, named, extra, environment, isolated=isolated)
@@ -66,7 +77,7 @@ def bench(
     found.complete = len(figured) == len(named)
     targets = parse_targets(request.targets) if request.targets and not on_gpu else ()
     reports = resources_of(spec, [entry.given for entry in named], targets) if targets else []
-    each = len(reports) // len(named)
+    each = len(reports) // len(named) if named else 0
     by_entry = {entry.text: reports[n * each : (n + 1) * each] for n, entry in enumerate(named)}
     found.resources = [(text, kernel) for text, own in by_entry.items() for one in own for kernel in one.kernels]
     found.resources += [(text, kernel) for text, one in figured for kernel in one.resources]
@@ -77,6 +88,7 @@ def bench(
         facts = {RECOMPILES: sum(times for _, times in again)}
         shared = common(stable(nodeid), environment)
         found.rows.append(Row(case=ALL, role="fused", facts=facts, reasons=dict(again), **shared))
+    found.rows += _golden_rows(session, found, stable(nodeid), environment)
     found.notes += [f"compiled again: {reason} ({times} x)" for reason, times in again]
     found.notes += dict.fromkeys(f"{report.target}: {report.problem}" for report in reports if report.problem)
     found.counters = counters.counted(request.counters, {text: one.counts for text, one in figured}, on_gpu=on_gpu)
@@ -99,12 +111,18 @@ def _session(
 
     def work(channel: Channel | None) -> Found:
         if environment.get("lane") == "cuda":
-            from pytest_fusion.bench.on_device import measure_all
+            from pytest_fusion.bench.gate import PROGRAMS
+            from pytest_fusion.bench.on_device import measure_all, opened
 
-            device = torch.device("cuda", torch.device(str(environment["device"])).index or 0)
+            programs, device = PROGRAMS, torch.device("cuda", torch.device(str(environment["device"])).index or 0)
             note = channel.note if channel is not None else lambda _: None
-            return measure_all(spec, named, extra, device, environment, note)
-        return _modelled(spec, named, extra)
+            found = measure_all(spec, named, extra, device, environment, note) if named else Found(opened(device).facts)
+        else:
+            device, programs = CPU, Limits().programs
+            found = Found({}, [(entry.text, _modelled(spec, entry, extra)) for entry in named])
+        if spec.golden:
+            found.golden = goldens(spec, extra, device, programs)
+        return found
 
     outcome = run_isolated(work, time_limit_s=_SECONDS) if isolated else work(None)
     if isinstance(outcome, Crash):
@@ -112,14 +130,12 @@ def _session(
     return f"{outcome.type_name}: {outcome.message}" if isinstance(outcome, ChildError) else outcome
 
 
-def _modelled(spec: FusionSpec, named: Sequence[Entry], extra: Mapping[str, Any]) -> Found:
-    found = Found({})
-    for entry in named:
-        try:
-            found.entries.append((entry.text, measure(spec, entry, extra)))
-        except NotMeasuredError as error:
-            found.entries.append((entry.text, str(error)))
-    return found
+def _modelled(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Figures | str:
+    """The figures of an entry, or why there are none."""
+    try:
+        return measure(spec, entry, extra)
+    except NotMeasuredError as error:
+        return str(error)
 
 
 def rows_of(
@@ -159,6 +175,15 @@ def rows_of(
     return rows
 
 
+def _golden_rows(session: Found, found: Measured, test: str, environment: Mapping[str, Any]) -> list[Row]:
+    found.notes += [f"{text}: not kept: {one}" for text, one in session.golden if isinstance(one, str)]
+    return [
+        Row(case=text, role="fused", golden=one, **common(test, environment))
+        for text, one in session.golden
+        if not isinstance(one, str) and one
+    ]
+
+
 def _unknown(one: Figures) -> list[str]:
     """The facts of an entry that are not known, and why."""
     counted = (
@@ -169,3 +194,54 @@ def _unknown(one: Figures) -> list[str]:
     )
     parts = [f"{what} not known: {counts.reason}" for what, counts in counted if isinstance(counts, Uncounted)]
     return [*parts, f"no latency: {one.untimed}"] if one.untimed else parts
+
+
+# Neither sizes of tiles nor all equal, and powers of two; a kernel takes another path for either.
+_SIZES = ((33, 65, 17, 5), (64, 128, 16, 4))
+_SEED = 0
+
+
+def pinned(spec: FusionSpec) -> Iterator[Case]:
+    """Contiguous cases of ordinary values in the first dtype of the spec, the same in every run."""
+    plan = make_plan(spec, pools=searching.pools(spec, _SEED), limits=Limits())
+    known: set[str] = set()
+    for turn, sizes in enumerate(_SIZES):
+        dims: dict[str, Any] = {f"dim {name}": sizes[i % len(sizes)] for i, name in enumerate(spec.dim_order)}
+        dims |= {f"dim {name}": (sizes[0],) for name in spec.batch_names}
+        dtype = {"dtype": spec.dtypes[0]} if spec.uses_case_dtype else {}
+        try:
+            case = build(plan, {**dims, **dtype}, counter_random.mix(_SEED, "golden", turn) >> 33).contiguous()
+        except ImpossibleCase:
+            continue
+        if repr(case.sizes) not in known:
+            known.add(repr(case.sizes))
+            yield case
+
+
+def goldens(
+    spec: FusionSpec, extra: Mapping[str, Any], device: torch.device, programs: int
+) -> list[tuple[str, tuple[GoldenOutput, ...] | str]]:
+    """The outputs of each pinned case by its text, or why there are none; what may vary is left out."""
+    found: list[tuple[str, tuple[GoldenOutput, ...] | str]] = []
+    for case in pinned(spec):
+        text = "golden " + text_of({**case.sizes, "dtype": case.dtype})
+        try:
+            found.append((text, _outputs(Context(spec, device, extra, programs=programs), case)))
+        except (ImpossibleCase, InputFailed, ReferenceFailed) as error:
+            found.append((text, brief(error.__cause__ or error)))
+    return found
+
+
+def _outputs(context: Context, case: Case) -> tuple[GoldenOutput, ...] | str:
+    spec = context.spec
+    logical = make_inputs(spec, case, context.device)
+    outcome, placed = call(context, case, logical, FILLS[0])
+    if outcome.error is not None:
+        return brief(outcome.error)
+    ours = collect(outcome.result, placed.arguments, spec.mutates).tensors
+    reference, _ = reference_of(context, case, logical)
+    # Of lanes there are none where the spec insists on a tolerance of its own.
+    allowed = dict(zip(ours, map(apart, reference.lanes), strict=False))
+    return tuple(
+        golden_of(name, one, allowed.get(name)) for name, one in ours.items() if not varies(spec.deterministic, name)
+    )

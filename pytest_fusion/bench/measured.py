@@ -10,7 +10,7 @@ from typing import Any
 
 from pytest_fusion.bench.baseline import store
 from pytest_fusion.bench.baseline.latency_judge import Noise
-from pytest_fusion.bench.baseline.row import Latency, Row, device_class, stable
+from pytest_fusion.bench.baseline.row import GoldenOutput, Latency, Row, device_class, stable
 from pytest_fusion.bench.baseline.row_compare import Comparison, compare, judged
 from pytest_fusion.bench.bench_request import BenchRequest
 from pytest_fusion.bench.counters import Counters
@@ -68,7 +68,7 @@ class Found:
     """What one session found: entries in order, each measured or with why not.
 
     Of a GPU: what baselines know it by, entries whose result is wrong at their sizes, what it makes of equal things,
-    and why kernels were compiled again over the entries.
+    and why kernels were compiled again over the entries. ``golden`` are outputs of pinned cases, or why there are none.
     """
 
     facts: dict[str, str]
@@ -76,6 +76,7 @@ class Found:
     wrong: list[str] = field(default_factory=list)
     noise: Noise | None = None
     again: list[tuple[str, int]] = field(default_factory=list)
+    golden: list[tuple[str, tuple[GoldenOutput, ...] | str]] = field(default_factory=list)
 
 
 _VERSIONS = ("torch", "triton", "cuda", "driver")

@@ -41,7 +41,7 @@ def fused_equivalent(reference: Test | None = None, /, **keywords: Any) -> Calla
     same inputs by name. Keywords: ``inputs`` (or jaxtyping annotations on the test's parameters), ``dims``, ``dtypes``,
     ``grad``, ``deterministic``, ``rng``, ``distribution``, ``invariant``, ``mutates``, ``clobbers``, ``rejects``,
     ``max_launches``, ``compile``, ``max_recompiles``, ``syncs``, ``tolerance``, ``without``, ``allow``, ``strict``,
-    ``bench``, ``bench_limits``, ``requires``. Test parameters that are not inputs are fixtures and
+    ``bench``, ``bench_limits``, ``golden``, ``requires``. Test parameters that are not inputs are fixtures and
     parametrizations; the reference gets those it takes.
 
     Raises ``SpecError`` at collection for a spec that contradicts itself, ``FusionFailure`` when the kernel is wrong.

@@ -69,6 +69,7 @@ class FusionSpec:
     strict: bool | None = None
     bench: Sequence[Mapping[str, Any]] | Mapping[str, Any] = ()
     # Outputs of a few pinned cases are kept with the baseline of --fusion-bench.
+    golden: bool = False
     bench_limits: Mapping[str, Any] = field(default_factory=dict)
     requires: Any = ()
     # Parameters of a decorated test that are fixtures or parametrizations: not inputs, but known to both functions.

@@ -256,6 +256,30 @@ def test_without_a_child_it_is_measured_here(project: Project, bench: Any) -> No
     assert rows(project)[CASE, "fused"]["facts"]["launches.kernels"] == 1
 
 
+GOLDEN = """
+@few
+@fused_equivalent(reference, inputs={"x": tensor("rows cols", layouts=["contiguous"])}, golden=True)
+def test_double(x):
+    return FUSED
+"""
+
+
+def test_golden_outputs_are_kept_and_compared(project: Project, bench: Any) -> None:
+    """Equal bits are the same; an answer that changed with its reference fails."""
+    bench(GOLDEN.replace("FUSED", "double(x)"), "--fusion-update", "new").assert_outcomes(passed=1)
+    kept = project.tests["test_double"]["bench"]["rows"]
+    assert {(row["role"], bool(row["golden"])) for row in kept} == {("fused", True)}
+    assert len(kept) == 2
+
+    again = bench(GOLDEN.replace("FUSED", "double(x)"))
+    again.assert_outcomes(passed=1)
+    assert {one["verdict"] for one in project.tests["test_double"]["bench"]["compared"]} == {"same"}
+
+    other = GOLDEN.replace("FUSED", "double(x) * 2").replace("reference,", "lambda x: x * 4,")
+    bench(other).assert_outcomes(failed=1)
+    assert "golden output out: sample" in project.tests["test_double"]["message"]
+
+
 def test_limits_without_a_gpu_are_unknown_and_pass_nothing(project: Project, bench: Any) -> None:
     """The test stays green, and its report says what was not judged; a limit of nothing is an error."""
     limits = ONE.replace("}]\n)", '}],\n    bench_limits={"latency_ratio": 0.9, "peak_memory": "1 MiB"},\n)')
@@ -296,7 +320,7 @@ def test_ci_gets_the_figures(project: Project, bench: Any, monkeypatch: pytest.M
     assert values == ["1"]
     assert "### launches and bytes (modelled" in (folder / "summary.md").read_text()
     page = (folder / "page.html").read_text()
-    assert "1 kernel (modelled)" in page
+    assert "launches and bytes (modelled" in page
     assert "Latency against size" not in page
 
 

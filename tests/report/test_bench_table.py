@@ -180,7 +180,7 @@ def test_a_row_that_differs_from_its_baseline_says_in_what() -> None:
     more = [{"verdict": "changed", "what": f"sm_90/k/count{n} 1 -> 2"} for n in range(6)]
     changes = [{"verdict": "unknown", "what": "b"}, *more, {"verdict": "improved", "what": "memory.peak 9 -> 8"}]
     one = {"role": "fused", "verdict": "unknown", "changes": changes, "context": "; made with another triton"}
-    drift = {"verdict": "changed", "what": "kernels: more copy"}
+    drift = {"verdict": "changed", "what": "golden output out: a drift"}
     compared = [
         {**one, "case": "n=8"},
         {**one, "case": "n=9"},
@@ -194,5 +194,5 @@ def test_a_row_that_differs_from_its_baseline_says_in_what() -> None:
     rest = " and 2 more; improved: memory.peak 9 -> 8; unknown: b; made with another triton"
     assert lines[-2:] == [
         f"test_rms_norm n=8 and 1 more: changed: {counts}{rest}",
-        "test_rms_norm n=8, reference: changed: kernels: more copy",
+        "test_rms_norm n=8, reference: changed: golden output out: a drift",
     ]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from pytest_fusion.bench.concrete_calls import _same
+from pytest_fusion.bench.output_digest import golden_of
 from pytest_fusion.canary.offline.kernel import bytes_of
 from pytest_fusion.run.bits import as_bytes
 
@@ -72,3 +73,4 @@ def test_one_element_of_an_odd_stride_is_read_everywhere() -> None:
     five = torch.tensor([5.0])
     assert _same([ONE], [five])
     assert bytes_of(ONE) == bytes_of(five)
+    assert golden_of("out", ONE).digest == golden_of("out", five).digest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -87,12 +88,12 @@ def _release(version: Any, parts: int) -> str:
 MOST_SESSIONS = 20
 _NUMBERS = ("fused_s", "reference_s", "ratio", "low", "high", "error")
 # What a file has of a row, in this order.
-CONTENT = ("case", "role", "facts", "names", "methods", "reasons", "latency", "made")
+CONTENT = ("case", "role", "facts", "names", "methods", "reasons", "latency", "golden", "made")
 # Of a row's fields; the others are objects.
 _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("test", "case", "role", "device", "made"), (str,)),
     "latency": (Mapping, type(None)),
-    "timeline": (Sequence,),
+    **dict.fromkeys(("golden", "timeline"), (Sequence,)),
 }
 # An object whose repr stands in a parameter's id has another address in each process.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -157,6 +158,39 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
+class GoldenOutput:
+    """One output of one pinned case.
+
+    ``digest`` is of all bytes in logical order. ``values`` are elements spread over the whole output (at positions
+    that its size alone decides, complex numbers as two), and ``allowed`` how far each may move between two right
+    versions, in the output's own units; empty where nobody could tell. ``magnitude`` is the mean absolute value of the
+    finite elements and ``slack`` what that may move by. ``nonfinite`` counts NaN and infinities.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+    values: tuple[float, ...] = ()
+    allowed: tuple[float, ...] = ()
+    magnitude: float = 0.0
+    slack: float | None = None
+    nonfinite: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(_plain(self))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GoldenOutput:
+        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` where the data are not an output."""
+        known = {field.name: data[field.name] for field in fields(cls)}
+        known |= {name: tuple(map(float, known[name])) for name in ("values", "allowed")}
+        slack = known["slack"]
+        known |= {"magnitude": float(known["magnitude"]), "slack": None if slack is None else float(slack)}
+        return cls(**known | {"shape": tuple(known["shape"])})
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One measured thing of a test.
 
@@ -185,6 +219,7 @@ class Row:
     names: Mapping[str, int] = field(default_factory=dict)
     methods: Mapping[str, str] = field(default_factory=dict)
     latency: Latency | None = None
+    golden: tuple[GoldenOutput, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     made: str = ""
     measures: Mapping[str, float] = field(default_factory=dict)
@@ -226,20 +261,26 @@ class Row:
                 raise TypeError(f"{name!r} is {value!r}, which is no {kinds[0].__name__}")
         if known.get("latency") is not None:
             known["latency"] = Latency.from_json(known["latency"])
+        known["golden"] = tuple(map(GoldenOutput.from_json, known.get("golden", ())))
         known["timeline"] = tuple(Activity(*one) for one in known.get("timeline", ()))
         known["samples"] = {role: tuple(map(float, seconds)) for role, seconds in known.get("samples", {}).items()}
         return cls(**known)
 
 
 def _plain(value: Any) -> Any:
-    """A record in JSON types; exact ones, as a number of numpy is a float by class and ends a run of pytest-xdist."""
+    """A record in JSON types; exact ones, as a number of numpy is a float by class and ends a run of pytest-xdist.
+
+    JSON has no NaN and no infinity: they are text.
+    """
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in sorted(value.items())}
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
-    return float(value) if isinstance(value, float) else value
+    if not isinstance(value, float):
+        return value
+    return float(value) if math.isfinite(value) else str(value)
 
 
 def stable(nodeid: str) -> str:

@@ -1,4 +1,4 @@
-"""A row of today beside the stored one: exact facts first, then latency."""
+"""A row of today beside the stored one: exact facts first, then golden outputs, then latency."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pytest_fusion.bench.baseline.facts import (
 )
 from pytest_fusion.bench.baseline.latency_judge import Judgement, Noise, Question, against_stored, judge, level, worth
 from pytest_fusion.bench.baseline.row import Key, Latency, Row, elsewhere, renewed
+from pytest_fusion.bench.output_digest import GoldenChange, GoldenStatus, compare_golden
 
 RowStatus = Literal["regressed", "missing", "unknown", "inconclusive", "changed", "improved", "new", "same"]
 
@@ -27,7 +28,7 @@ RowStatus = Literal["regressed", "missing", "unknown", "inconclusive", "changed"
 class Comparison:
     """What became of one row.
 
-    ``facts`` are all exact facts of either side, ``names`` the kernels that came or went.
+    ``facts`` are all exact facts of either side, ``names`` the kernels that came or went, ``golden`` its outputs.
     ``changes`` are, each with its verdict and briefly, what differs; ``context`` ends them where
     other versions may explain it. ``reasons`` are those of compilations that came or went.
     ``latency`` is the judgement on its latency; ``question`` is what is still to be judged with the rest of the run
@@ -40,6 +41,7 @@ class Comparison:
     facts: tuple[Change, ...] = ()
     names: str = ""
     reasons: str = ""
+    golden: tuple[GoldenChange, ...] = ()
     latency: Judgement | None = None
     question: Question | None = None
     no_latency: str = ""
@@ -84,6 +86,7 @@ def compare(
         facts=tuple(facts),
         names=names,
         reasons=reasons,
+        golden=tuple(compare_golden(before.golden, row.golden)),
         question=question,
         no_latency=no_latency,
         context=context,
@@ -135,6 +138,7 @@ def _concluded(found: Comparison) -> Comparison:
     """The comparison with its verdict: the worst of its parts, and what those say."""
     changed = [change for change in found.facts if change.verdict != "same"]
     statuses: list[tuple[RowStatus, str]] = [(change.verdict, _sentence(change)) for change in changed]
+    statuses += [(_GOLDEN[one.verdict], f"golden output {one.name}: {one.reason}") for one in found.golden]
     if found.names:
         # Names say which launches came or went, where their number did; alone they are another kernel's.
         own = (change.verdict for change in changed if group(change.fact) == "launches")
@@ -152,7 +156,7 @@ def _concluded(found: Comparison) -> Comparison:
     telling = sorted(changed, key=lambda change: not affects_speed(change.fact))
     briefs = ((change.verdict, _briefly(change, found.context)) for change in telling)
     found = replace(found, changes=(*others, *(brief for brief in briefs if brief[0] in _SHOWN)))
-    if not statuses and not found.facts:
+    if not statuses and not found.facts and not found.golden:
         return replace(found, verdict="unknown", reason="nothing was measured that the baseline has")
     for status in _WORST_FIRST:
         texts = [text for own, text in statuses if own == status]
@@ -161,6 +165,13 @@ def _concluded(found: Comparison) -> Comparison:
     return replace(found, verdict="same")
 
 
+# Changed golden outputs are a failure; a drift within rounding is reported only.
+_GOLDEN: dict[GoldenStatus, RowStatus] = {
+    "changed": "regressed",
+    "unknown": "unknown",
+    "within": "changed",
+    "same": "same",
+}
 _WORST_FIRST: tuple[RowStatus, ...] = ("regressed", "unknown", "inconclusive", "changed", "improved", "same")
 
 # Listed below the table; an inconclusive latency is in its row already.

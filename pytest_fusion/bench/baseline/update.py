@@ -29,10 +29,10 @@ def update(
 ) -> list[Path]:
     """Writes ``rows`` of this run as ``mode`` says; returns every path that was written.
 
-    ``"none"`` writes nothing. ``"new"`` writes rows that no file has, and of a row that is there the facts and the
-    latency that it lacks. ``"regressed"`` also replaces the rows in ``regressed``, ``"all"`` every row measured.
-    Rows that this run did not measure stay, except, with ``"all"``, those of tests in ``complete``: tests whose every
-    case was measured now, so that a row more is of a case that no longer exists.
+    ``"none"`` writes nothing. ``"new"`` writes rows that no file has, and of a row that is there the facts, the latency
+    and the golden outputs that it lacks. ``"regressed"`` also replaces the rows in ``regressed``, ``"all"`` every row
+    measured. Rows that this run did not measure stay, except, with ``"all"``, those of tests in ``complete``: tests
+    whose every case was measured now, so that a row more is of a case that no longer exists.
 
     Only the process that sees all of a run writes. Raises ``BaselineError``, also where two of the rows are of one case
     and differ; nothing is written then.
@@ -97,7 +97,7 @@ def _chosen(stored: Baseline, measured: Mapping[Key, Row], mode: str, regressed:
 
 
 def _again(before: Row, row: Row) -> Row:
-    """The row of now; what this run did not measure of it (latency, a group of facts) stays."""
+    """The row of now; what this run did not measure of it (golden outputs, latency, a group of facts) stays."""
     latency = row.latency
     if latency is None:
         latency = before.latency
@@ -110,6 +110,7 @@ def _again(before: Row, row: Row) -> Row:
         methods={**before.methods, **row.methods},
         reasons=row.reasons if RECOMPILES in row.facts else before.reasons,
         latency=latency,
+        golden=row.golden or before.golden,
     )
     # A time of day alone is no change worth a review.
     return before if replace(new, made=before.made) == before else new
@@ -126,6 +127,7 @@ def _filled(before: Row, row: Row) -> Row:
         methods={**row.methods, **before.methods},
         reasons=before.reasons or (row.reasons if explains else {}),
         latency=before.latency or row.latency,
+        golden=before.golden or row.golden,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fusion.bench.baseline.codec import Baseline
-from pytest_fusion.bench.baseline.row import Latency, Row
+from pytest_fusion.bench.baseline.row import GoldenOutput, Latency, Row
 from pytest_fusion.bench.baseline.store import path_of
 
 TEST = "tests/test_norm.py::test_rms[bf16]"
@@ -33,6 +33,11 @@ def latency(ratio: float = -0.7, **changes: Any) -> Latency:
         place=PLACE,
         unit="u1",
     )
+    return replace(made, **changes)
+
+
+def golden(**changes: Any) -> GoldenOutput:
+    made = GoldenOutput("out", "float32", (2, 2), "sha256:aa", (1.0, 2.0, 3.0, 4.0), (1e-6,) * 4, 2.5, 1e-6)
     return replace(made, **changes)
 
 

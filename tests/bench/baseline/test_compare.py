@@ -12,7 +12,7 @@ from pytest_fusion.bench.baseline.codec import Baseline
 from pytest_fusion.bench.baseline.latency_judge import Noise
 from pytest_fusion.bench.baseline.row import Row
 from pytest_fusion.bench.baseline.row_compare import Comparison, compare, judged
-from tests.bench.baseline.made import FACTS, PLACE, baseline, latency, row
+from tests.bench.baseline.made import FACTS, PLACE, baseline, golden, latency, row
 
 QUIET = Noise(0.0005)
 
@@ -22,8 +22,8 @@ def _verdict(now: Row, before: Row, machine: Noise | None = QUIET) -> Comparison
 
 
 def test_the_same_row_is_the_same() -> None:
-    """Nothing is wrong with a row that equals its baseline in facts and latency."""
-    one = row(latency=latency())
+    """Nothing is wrong with a row that equals its baseline in facts, golden outputs and latency."""
+    one = row(latency=latency(), golden=(golden(),))
     found = _verdict(one, one)
 
     assert (found.verdict, found.reason, found.failed) == ("same", "", False)
@@ -144,6 +144,16 @@ def test_the_more_cases_a_run_has_the_surer_it_must_be() -> None:
     assert judged([one], family=1000)[0].verdict == "inconclusive"
 
 
+def test_a_golden_output_that_changed_fails() -> None:
+    """A drift within rounding is told and fails nothing; beyond it, who keeps golden outputs hears of it."""
+    drift = golden(digest="sha256:bb", values=(1.0000001, 2.0, 3.0, 4.0))
+    wrong = golden(digest="sha256:bb", values=(1.1, 2.0, 3.0, 4.0))
+    found = [_verdict(row(golden=(now,)), row(golden=(golden(),))) for now in (golden(), drift, wrong)]
+
+    assert [one.verdict for one in found] == ["same", "changed", "regressed"]
+    assert "golden output out: sample 0 was 1 and is 1.1, where 1e-06 is allowed" in found[2].reason
+
+
 TILE, DIVIDES = "rms: constexpr n 333 or 2048", "rms: divisibility by 16 of n"
 
 
@@ -177,18 +187,20 @@ def test_the_reason_stands_beside_one_compilation_more() -> None:
 
 
 def test_what_changed_is_told_beside_a_worse_verdict() -> None:
-    """A latency that nobody can judge does not hide registers; counts of instructions come last."""
-    then = row({"sm_90/rms/barriers": 1, "sm_90/rms/registers": 32}, latency=latency())
+    """A latency that nobody can judge hides neither a drift nor registers; counts of instructions come last."""
+    then = row({"sm_90/rms/barriers": 1, "sm_90/rms/registers": 32}, latency=latency(), golden=(golden(),))
     now = replace(
         then,
         facts={"sm_90/rms/barriers": 2, "sm_90/rms/registers": 30},
         latency=latency(place={**PLACE, "driver": "590"}),
+        golden=(golden(digest="sha256:bb"),),
         environment={"torch": "2.11.0", "triton": "3.7.1"},
     )
     found = _verdict(now, then)
 
     assert found.verdict == "unknown"
-    assert [verdict for verdict, _ in found.changes] == ["unknown", "changed", "changed"]
-    _, *facts = (what for _, what in found.changes)
+    assert [verdict for verdict, _ in found.changes] == ["changed", "unknown", "changed", "changed"]
+    drift, _, *facts = (what for _, what in found.changes)
+    assert drift.startswith("golden output out: a drift: its bits differ")
     assert facts == ["sm_90/rms/registers 32 -> 30", "sm_90/rms/barriers 1 -> 2"]
     assert found.context == "; the baseline was made with triton 3.6.0, this is 3.7.1"

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from pytest_fusion.bench.baseline.row import Row, Session, stable
-from tests.bench.baseline.made import latency, row
+from tests.bench.baseline.made import golden, latency, row
 
 
 def test_a_row_survives_json() -> None:
     """What is read back equals what was written, with everything that a row can hold."""
-    made = row(latency=latency(history=(Session(-0.69, "u2", "2026-11-01"),)))
+    made = row(latency=latency(history=(Session(-0.69, "u2", "2026-11-01"),)), golden=(golden(values=(float("inf"),)),))
 
     assert Row.from_json(json.loads(json.dumps(made.as_json(), allow_nan=False))) == made
 

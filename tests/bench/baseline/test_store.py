@@ -15,14 +15,14 @@ import pytest
 from pytest_fusion.bench.baseline import store
 from pytest_fusion.bench.baseline.codec import decode, encode
 from pytest_fusion.errors import BaselineError
-from tests.bench.baseline.made import H200, TEST, baseline, file_of, latency, row
+from tests.bench.baseline.made import H200, TEST, baseline, file_of, golden, latency, row
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def _written(folder: Path) -> Path:
     with store.locked(folder):
-        return store.write(folder, [baseline(row(latency=latency()))])[0]
+        return store.write(folder, [baseline(row(latency=latency(), golden=(golden(),)))])[0]
 
 
 def _full(handle: int) -> None:
@@ -45,7 +45,7 @@ def test_a_file_is_found_again(tmp_path: Path) -> None:
     found = store.load(tmp_path, TEST, H200)
 
     assert found is not None
-    assert list(found.rows.values()) == [row(latency=latency())]
+    assert list(found.rows.values()) == [row(latency=latency(), golden=(golden(),))]
     assert store.load(tmp_path, TEST, "cpu (modelled)") is None
     assert store.load(tmp_path / "none", TEST, H200) is None
     assert store.find(tmp_path) == [path]
@@ -163,8 +163,9 @@ def test_what_is_no_baseline_is_refused_and_left(tmp_path: Path, text: str, said
         lambda data: data["rows"][0]["latency"].update(blocks=["x"]),
         lambda data: data["rows"][0].update(environment="nowhere"),
         lambda data: data["rows"][0].pop("case"),
+        lambda data: data["rows"][0].update(golden=[{}]),
     ],
-    ids="no-list no-row twice float list latency text environment case".split(),
+    ids="no-list no-row twice float list latency text environment case golden".split(),
 )
 def test_a_file_of_another_shape_is_refused_and_left(tmp_path: Path, change: object) -> None:
     """A file of this schema that someone bent is not taken for one with less in it."""

@@ -12,7 +12,7 @@ from pytest_fusion.bench.baseline import store
 from pytest_fusion.bench.baseline.row import Key, Latency, Row, Session
 from pytest_fusion.bench.baseline.update import MODES, update
 from pytest_fusion.errors import BaselineError
-from tests.bench.baseline.made import FACTS, H200, TEST, file_of, latency, row
+from tests.bench.baseline.made import FACTS, H200, TEST, file_of, golden, latency, row
 
 WORSE = row({**FACTS, "launches.kernels": 2})
 OTHER = row(case="rows=9")
@@ -79,13 +79,13 @@ def test_a_complete_run_with_all_takes_out_what_is_gone(tmp_path: Path) -> None:
 
 
 def test_new_fills_what_a_row_lacks_and_accepts_nothing(tmp_path: Path) -> None:
-    """A fact and a latency that the baseline lacks are added; a fact that changed is not."""
+    """A fact, a latency and golden outputs that the baseline lacks are added; a fact that changed is not."""
     update(tmp_path, [row({"launches.kernels": 1})], "new")
-    update(tmp_path, [row({"launches.kernels": 2, "recompiles": 3}, latency=latency())], "new")
+    update(tmp_path, [row({"launches.kernels": 2, "recompiles": 3}, latency=latency(), golden=(golden(),))], "new")
     found = _rows(tmp_path)[row().key]
 
     assert found.facts == {"launches.kernels": 1, "recompiles": 3}
-    assert found.latency == latency()
+    assert (found.latency, found.golden) == (latency(), (golden(),))
 
 
 def test_reasons_are_kept_with_the_count_that_they_tell_of(tmp_path: Path) -> None:
@@ -103,13 +103,13 @@ def test_reasons_are_kept_with_the_count_that_they_tell_of(tmp_path: Path) -> No
 
 
 def test_what_was_not_measured_is_not_forgotten(tmp_path: Path) -> None:
-    """An update without latency or a target leaves those of the baseline."""
-    update(tmp_path, [row(latency=latency())], "new")
+    """An update without latency, golden outputs or a target leaves those of the baseline."""
+    update(tmp_path, [row(latency=latency(), golden=(golden(),))], "new")
     update(tmp_path, [row({"launches.kernels": 2}, names={"a": 2})], "all")
     found = _rows(tmp_path)[row().key]
 
     assert found.facts == {**{k: v for k, v in FACTS.items() if "launches" not in k}, "launches.kernels": 2}
-    assert (found.names, found.latency) == ({"a": 2}, latency())
+    assert (found.names, found.latency, found.golden) == ({"a": 2}, latency(), (golden(),))
 
 
 def test_latency_gathers_sessions(tmp_path: Path) -> None:

@@ -21,8 +21,7 @@ from pytest_fusion.errors import CanaryError, SpecError
 from pytest_fusion.spec.wording import did_you_mean
 
 if TYPE_CHECKING:
-    from pytest_fusion.canary.offline.incumbent.incumbent_process import Process
-    from pytest_fusion.canary.offline.kernel import Opponent
+    from pytest_fusion.canary.offline.incumbent.incumbent_process import Opponent, Process
     from pytest_fusion.checks.context import Context
     from pytest_fusion.spec.fusion_spec import FusionSpec
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pytest_fusion.bench import counters, limits
 from pytest_fusion.bench.baseline.facts import RECOMPILES
-from pytest_fusion.bench.baseline.row import Row, stable
+from pytest_fusion.bench.baseline.row import GoldenOutput, Row, stable
 from pytest_fusion.bench.bench_request import BenchRequest
 from pytest_fusion.bench.entries import Entry, entries, text_of
 from pytest_fusion.bench.limits import limited
@@ -23,7 +23,7 @@ from pytest_fusion.bench.measured import (
     facts_of,
     work_facts,
 )
-from pytest_fusion.bench.output_digest import GoldenOutput, apart, golden_of
+from pytest_fusion.bench.output_digest import apart, golden_of
 from pytest_fusion.bench.without_gpu import CPU, measure
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
@@ -111,9 +111,18 @@ def _session(
 
     def work(channel: Channel | None) -> Found:
         if environment.get("lane") == "cuda":
+            from pytest_fusion.bench.gate import PROGRAMS
+            from pytest_fusion.bench.on_device import measure_all, opened
+
+            programs, device = PROGRAMS, torch.device("cuda", torch.device(str(environment["device"])).index or 0)
             note = channel.note if channel is not None else lambda _: None
-            return _on_device(spec, named, extra, environment, note)
-        return _modelled(spec, named, extra)
+            found = measure_all(spec, named, extra, device, environment, note) if named else Found(opened(device).facts)
+        else:
+            device, programs = CPU, Limits().programs
+            found = Found({}, [(entry.text, _modelled(spec, entry, extra)) for entry in named])
+        if spec.golden:
+            found.golden = goldens(spec, extra, device, programs)
+        return found
 
     outcome = run_isolated(work, time_limit_s=_SECONDS) if isolated else work(None)
     if isinstance(outcome, Crash):
@@ -121,33 +130,12 @@ def _session(
     return f"{outcome.type_name}: {outcome.message}" if isinstance(outcome, ChildError) else outcome
 
 
-def _modelled(spec: FusionSpec, named: Sequence[Entry], extra: Mapping[str, Any]) -> Found:
-    found = Found({})
-    for entry in named:
-        try:
-            found.entries.append((entry.text, measure(spec, entry, extra)))
-        except NotMeasuredError as error:
-            found.entries.append((entry.text, str(error)))
-    if spec.golden:
-        found.golden = goldens(spec, extra, CPU, Limits().programs)
-    return found
-
-
-def _on_device(
-    spec: FusionSpec,
-    named: Sequence[Entry],
-    extra: Mapping[str, Any],
-    environment: Mapping[str, Any],
-    note: Callable[[str], None],
-) -> Found:
-    from pytest_fusion.bench.gate import PROGRAMS
-    from pytest_fusion.bench.on_device import measure_all, opened
-
-    device = torch.device("cuda", torch.device(str(environment["device"])).index or 0)
-    found = measure_all(spec, named, extra, device, environment, note) if named else Found(opened(device).facts)
-    if spec.golden:
-        found.golden = goldens(spec, extra, device, PROGRAMS)
-    return found
+def _modelled(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Figures | str:
+    """The figures of an entry, or why there are none."""
+    try:
+        return measure(spec, entry, extra)
+    except NotMeasuredError as error:
+        return str(error)
 
 
 def rows_of(

@@ -10,12 +10,11 @@ from typing import Any
 
 from pytest_fusion.bench.baseline import store
 from pytest_fusion.bench.baseline.latency_judge import Noise
-from pytest_fusion.bench.baseline.row import Latency, Row, device_class, stable
+from pytest_fusion.bench.baseline.row import GoldenOutput, Latency, Row, device_class, stable
 from pytest_fusion.bench.baseline.row_compare import Comparison, compare, judged
 from pytest_fusion.bench.bench_request import BenchRequest
 from pytest_fusion.bench.counters import Counters
 from pytest_fusion.bench.limits import Limited
-from pytest_fusion.bench.output_digest import GoldenOutput
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
 from pytest_fusion.run.measure.resources.targets import Resources
 from pytest_fusion.run.measure.timing.roofline import Activity

@@ -1,15 +1,17 @@
 """What is kept of an output for years: a digest, sampled values and what each may change by; and its comparison.
 
-The record needs no torch, so that a baseline is read and compared without it.
+Records are compared without torch, so that a baseline is too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from pytest_fusion.bench.baseline.row import GoldenOutput
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,52 +22,6 @@ if TYPE_CHECKING:
 SAMPLES = 32
 # Two honest kernels are each within some six deviations of the exact value at one element out of 10^8.
 _APART = 12.0
-
-
-@dataclass(frozen=True, slots=True)
-class GoldenOutput:
-    """One output of one pinned case.
-
-    ``digest`` is of all bytes in logical order. ``values`` are elements spread over the whole output (at positions
-    that its size alone decides, complex numbers as two), and ``allowed`` how far each may move between two right
-    versions, in the output's own units; empty where nobody could tell. ``magnitude`` is the mean absolute value of the
-    finite elements and ``slack`` what that may move by. ``nonfinite`` counts NaN and infinities.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    digest: str
-    values: tuple[float, ...] = ()
-    allowed: tuple[float, ...] = ()
-    magnitude: float = 0.0
-    slack: float | None = None
-    nonfinite: int = 0
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {
-            "shape": list(self.shape),
-            "values": [_strict(value) for value in self.values],
-            "allowed": [_strict(value) for value in self.allowed],
-            "magnitude": _strict(self.magnitude),
-            "slack": None if self.slack is None else _strict(self.slack),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> GoldenOutput:
-        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` where the data are not an output."""
-        slack = data["slack"]
-        return cls(
-            name=str(data["name"]),
-            dtype=str(data["dtype"]),
-            shape=tuple(int(size) for size in data["shape"]),
-            digest=str(data["digest"]),
-            values=tuple(float(value) for value in data["values"]),
-            allowed=tuple(float(value) for value in data["allowed"]),
-            magnitude=float(data["magnitude"]),
-            slack=None if slack is None else float(slack),
-            nonfinite=int(data["nonfinite"]),
-        )
 
 
 def golden_of(name: str, output: Tensor, allowed: Tensor | float | None = None) -> GoldenOutput:
@@ -135,11 +91,6 @@ def positions(count: int) -> list[int]:
     share = count / SAMPLES
     inner = {int(share * (i + (i * 0x9E3779B1 % 2**32) / 2**32)) for i in range(1, SAMPLES - 1)}
     return sorted({0, count - 1} | inner)
-
-
-def _strict(value: float) -> float | str:
-    """JSON has no NaN."""
-    return value if math.isfinite(value) else str(value)
 
 
 def _short(value: float, digits: int) -> float:

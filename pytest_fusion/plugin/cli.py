@@ -36,8 +36,6 @@ def _parser() -> argparse.ArgumentParser:
     views = baseline.add_subparsers(dest="view", required=True)
     listing = views.add_parser("list", help="tests, device classes, cases and ages")
     listing.add_argument("folder", type=Path, nargs="?", help="the folder given to --fusion-baseline, if any was")
-    showing = views.add_parser("show", help="what one file holds")
-    showing.add_argument("file", type=Path)
     configs = commands.add_parser("configs", help="write which autotune configs of a test's kernels give equal bits")
     configs.add_argument("test", help="a test as pytest takes it, such as tests/test_norm.py::test_norm")
     configs.add_argument("file", type=Path, help="the JSON file to write")
@@ -144,14 +142,12 @@ def _configs(test: str, target: Path, more: Sequence[str]) -> int:
     return min(code, 1)
 
 
-def _baseline(view: str, folder: Path | None, file: Path | None) -> int:
+def _baselines(folder: Path | None) -> int:
     from datetime import UTC, datetime
 
-    from pytest_fusion.bench.baseline.store import FOLDER, listed, shown
+    from pytest_fusion.bench.baseline.store import FOLDER, listed
 
-    now = datetime.now(UTC)
-    lines = shown(file, now) if view == "show" and file is not None else listed(folder or FOLDER, now)
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    sys.stdout.write("".join(f"{line}\n" for line in listed(folder or FOLDER, datetime.now(UTC))))
     return 0
 
 
@@ -163,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if given.command == "replay":
             return _replay(given.file, given.pytest_args)
         if given.command == "baseline":
-            return _baseline(given.view, getattr(given, "folder", None), getattr(given, "file", None))
+            return _baselines(given.folder)
         if given.command == "canary":
             return cli_canary.run(given)
         if given.command == "configs":

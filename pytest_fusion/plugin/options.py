@@ -71,25 +71,13 @@ _OPTIONS = (
     ("report", "Write an HTML report to this file", ""),
     ("json", "Write the results as JSON to this file", ""),
 )
-# name, help, help of the ini twin
+# name, help
 _SWITCHES = (
-    ("strict", "Hazards fail a test, not only wrong results", "Hazards fail a test"),
-    ("first", "End a test at its first failure, without looking for others", "End a test at its first failure"),
-    (
-        "sanitize",
-        "On a GPU, run the smallest cases of each test under compute-sanitizer too",
-        "Run small cases under compute-sanitizer",
-    ),
-    (
-        "bench",
-        "Measure the sizes in bench= of each test that passes, and compare with the baselines",
-        "Measure the sizes in bench=",
-    ),
-    (
-        "counters",
-        "With --fusion-bench on a GPU, call each case once more under NVIDIA's ncu, for DRAM bytes and more",
-        "Run measured calls under ncu too",
-    ),
+    ("strict", "Hazards fail a test, not only wrong results"),
+    ("first", "End a test at its first failure, without looking for others"),
+    ("sanitize", "On a GPU, run the smallest cases of each test under compute-sanitizer too"),
+    ("bench", "Measure the sizes in bench= of each test that passes, and compare with the baselines"),
+    ("counters", "With --fusion-bench on a GPU, call each case once more under NVIDIA's ncu, for DRAM bytes and more"),
 )
 
 
@@ -105,9 +93,9 @@ def add_options(parser: pytest.Parser) -> None:
             help=f"{text} (default: {default or 'none'})",
         )
         parser.addini(f"fusion_{name.replace('-', '_')}", f"{text}; as --fusion-{name}", default=default)
-    for name, text, described in _SWITCHES:
+    for name, text in _SWITCHES:
         group.addoption(f"--fusion-{name}", dest=f"fusion_{name}", action="store_true", default=None, help=text)
-        parser.addini(f"fusion_{name}", f"{described}; as --fusion-{name}", type="bool", default=False)
+        parser.addini(f"fusion_{name}", f"{text}; as --fusion-{name}", type="bool", default=False)
     replay = "Run only the case stored in this file"
     group.addoption("--fusion-replay", dest="fusion_replay", default=None, metavar="FILE", help=replay)
     parser.addini("fusion_replay", f"{replay}; as --fusion-replay", default="")

@@ -111,9 +111,7 @@ def test_one_wrong_element_is_found_wherever_it_is(shape: tuple[int, ...]) -> No
     other = one.clone()
     other.view(-1)[-1] = 1.5
     row = _row(one, other)
-    assert row["beyond"] == 1
-    assert row["squared_difference"] == 0.25
-    assert row["squared_incumbent"] == one.numel()
+    assert (row["beyond"], row["elements"]) == (1, one.numel())
     assert row["worst"] > 1000
 
 
@@ -123,7 +121,7 @@ def test_nonfinite_values_must_be_the_same() -> None:
     other = torch.tensor([math.nan, math.inf, -math.inf, math.nan, -math.inf, 0.0])
     row = _row(one, other)
     assert (row["beyond"], row["nonfinite"]) == (0, 2)
-    assert math.isfinite(row["squared_difference"] + row["worst"])
+    assert math.isfinite(row["worst"])
 
 
 def test_integers_are_equal_or_within_a_stated_tolerance() -> None:

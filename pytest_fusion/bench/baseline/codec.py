@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pytest_fusion.bench.baseline.row import Key, Row
+from pytest_fusion.bench.baseline.row import CONTENT, Key, Row
 from pytest_fusion.errors import BaselineError
 
 SCHEMA = 1
 TOOL = "pytest-fusion baseline"
 _OWN = frozenset(("schema", "tool", "test", "device", "environments", "rows"))
-_ROW = frozenset(("case", "role", "facts", "names", "methods", "reasons", "latency", "golden", "made", "environment"))
 _AGAIN = "restore it from version control, or delete it and make it again with --fusion-update new"
 
 
@@ -118,7 +117,7 @@ def _unread(raw: Mapping[str, Any], row: Row) -> dict[str, Any]:
     content = row.content()
     if raw and Row.from_json({**raw, "test": "", "device": "", "environment": {}}).content() == content:
         return dict(raw)
-    return {**content, **{key: value for key, value in sorted(raw.items()) if key not in _ROW}}
+    return {**content, **{key: value for key, value in sorted(raw.items()) if key not in (*CONTENT, "environment")}}
 
 
 def _order(item: tuple[Key, Row]) -> tuple[str, str]:

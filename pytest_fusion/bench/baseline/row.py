@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, NamedTuple
 
-from pytest_fusion.bench.output_digest import GoldenOutput
 from pytest_fusion.run.measure.timing.roofline import Activity
 
 MODELLED = "cpu (modelled)"
@@ -87,6 +87,14 @@ def _release(version: Any, parts: int) -> str:
 # Sessions of a row that are kept: enough for a spread between sessions, few enough to read.
 MOST_SESSIONS = 20
 _NUMBERS = ("fused_s", "reference_s", "ratio", "low", "high", "error")
+# What a file has of a row, in this order.
+CONTENT = ("case", "role", "facts", "names", "methods", "reasons", "latency", "golden", "made")
+# Of a row's fields; the others are objects.
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("test", "case", "role", "device", "made"), (str,)),
+    "latency": (Mapping, type(None)),
+    **dict.fromkeys(("golden", "timeline"), (Sequence,)),
+}
 # An object whose repr stands in a parameter's id has another address in each process.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
@@ -138,33 +146,48 @@ class Latency:
     unit: str = ""
     history: tuple[Session, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        # A number of numpy is a float by class, and ends a run of pytest-xdist.
-        return {
-            **{name: float(getattr(self, name)) for name in _NUMBERS},
-            "blocks": [float(value) for value in self.blocks],
-            "method": dict(sorted(self.method.items())),
-            "control": self.control,
-            "aa": None if self.aa is None else float(self.aa),
-            "place": dict(sorted(self.place.items())),
-            "unit": self.unit,
-            "history": [{"ratio": float(one.ratio), "unit": one.unit, "made": one.made} for one in self.history],
-        }
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Latency:
         """Raises ``KeyError``, ``TypeError`` or ``ValueError`` where the data are not a latency."""
-        aa = data["aa"]
-        return cls(
-            **{name: float(data[name]) for name in _NUMBERS},
-            blocks=tuple(float(value) for value in data["blocks"]),
-            method=_texts(data["method"]),
-            control=str(data["control"]),
-            aa=None if aa is None else float(aa),
-            place=_texts(data["place"]),
-            unit=str(data["unit"]),
-            history=tuple(Session(float(one["ratio"]), str(one["unit"]), str(one["made"])) for one in data["history"]),
-        )
+        known = {field.name: data[field.name] for field in fields(cls)}
+        known |= {name: float(known[name]) for name in _NUMBERS}
+        known |= {name: dict(known[name]) for name in ("method", "place")}
+        sessions = [(float(one["ratio"]), str(one["unit"]), str(one["made"])) for one in known["history"]]
+        known |= {"blocks": tuple(map(float, known["blocks"])), "history": tuple(Session(*one) for one in sessions)}
+        return cls(**known)
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenOutput:
+    """One output of one pinned case.
+
+    ``digest`` is of all bytes in logical order. ``values`` are elements spread over the whole output (at positions
+    that its size alone decides, complex numbers as two), and ``allowed`` how far each may move between two right
+    versions, in the output's own units; empty where nobody could tell. ``magnitude`` is the mean absolute value of the
+    finite elements and ``slack`` what that may move by. ``nonfinite`` counts NaN and infinities.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    digest: str
+    values: tuple[float, ...] = ()
+    allowed: tuple[float, ...] = ()
+    magnitude: float = 0.0
+    slack: float | None = None
+    nonfinite: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(_plain(self))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> GoldenOutput:
+        """Raises ``KeyError``, ``TypeError`` or ``ValueError`` where the data are not an output."""
+        known = {field.name: data[field.name] for field in fields(cls)}
+        known |= {name: tuple(map(float, known[name])) for name in ("values", "allowed")}
+        slack = known["slack"]
+        known |= {"magnitude": float(known["magnitude"]), "slack": None if slack is None else float(slack)}
+        return cls(**known | {"shape": tuple(known["shape"])})
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,71 +243,46 @@ class Row:
         return self.role.partition(" ")[0] == "fused"
 
     def as_json(self) -> dict[str, Any]:
-        """All of it, for a report."""
-        data = {"test": self.test, "device": self.device, **self.content(), "environment": dict(self.environment)}
-        if self.measures:
-            data["measures"] = {name: float(value) for name, value in sorted(self.measures.items())}
-        if self.timeline:
-            data["timeline"] = [[one.name, one.kind, float(one.start), float(one.seconds)] for one in self.timeline]
-        if self.samples:
-            data["samples"] = {role: list(map(float, seconds)) for role, seconds in sorted(self.samples.items())}
-        return data
+        """All of it that is not empty, for a report."""
+        return {name: value for name, value in _plain(self).items() if value or name == "environment"}
 
     def content(self) -> dict[str, Any]:
         """What a file has in each row: without ``test``, ``device``, ``environment``, and without what is empty."""
-        data: dict[str, Any] = {"case": self.case, "role": self.role}
-        for name in ("facts", "names", "methods", "reasons"):
-            if getattr(self, name):
-                data[name] = dict(sorted(getattr(self, name).items()))
-        if self.latency is not None:
-            data["latency"] = self.latency.as_json()
-        if self.golden:
-            data["golden"] = [output.as_json() for output in self.golden]
-        if self.made:
-            data["made"] = self.made
-        return data
+        data = _plain(self)
+        return {name: data[name] for name in CONTENT if data[name]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Row:
         """Unknown keys are left out. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what is not a row."""
-        latency = data.get("latency")
-        return cls(
-            test=_text(data, "test"),
-            case=_text(data, "case"),
-            role=_text(data, "role"),
-            device=_text(data, "device"),
-            facts=dict(_mapping(data, "facts")),
-            names=dict(_mapping(data, "names")),
-            methods=_texts(_mapping(data, "methods")),
-            latency=None if latency is None else Latency.from_json(latency),
-            golden=tuple(GoldenOutput.from_json(output) for output in data.get("golden", ())),
-            environment=_texts(_mapping(data, "environment")),
-            made=str(data.get("made", "")),
-            reasons=dict(_mapping(data, "reasons")),
-            measures={str(name): float(value) for name, value in _mapping(data, "measures").items()},
-            timeline=tuple(Activity(str(n), str(k), float(s), float(t)) for n, k, s, t in data.get("timeline", ())),
-            samples={str(role): tuple(map(float, s)) for role, s in _mapping(data, "samples").items()},
-        )
+        known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
+        for name, value in known.items():
+            kinds = _KINDS.get(name, (Mapping,))
+            if not isinstance(value, kinds):
+                raise TypeError(f"{name!r} is {value!r}, which is no {kinds[0].__name__}")
+        if known.get("latency") is not None:
+            known["latency"] = Latency.from_json(known["latency"])
+        known["golden"] = tuple(map(GoldenOutput.from_json, known.get("golden", ())))
+        known["timeline"] = tuple(Activity(*one) for one in known.get("timeline", ()))
+        known["samples"] = {role: tuple(map(float, seconds)) for role, seconds in known.get("samples", {}).items()}
+        return cls(**known)
+
+
+def _plain(value: Any) -> Any:
+    """A record in JSON types; exact ones, as a number of numpy is a float by class and ends a run of pytest-xdist.
+
+    JSON has no NaN and no infinity: they are text.
+    """
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in sorted(value.items())}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if not isinstance(value, float):
+        return value
+    return float(value) if math.isfinite(value) else str(value)
 
 
 def stable(nodeid: str) -> str:
     """A node id without the addresses of objects that stand in its parameters' ids."""
     return _ADDRESS.sub("", nodeid)
-
-
-def _text(data: Mapping[str, Any], key: str) -> str:
-    value = data[key]
-    if not isinstance(value, str):
-        raise TypeError(f"{key!r} is {value!r}, and text is needed")
-    return value
-
-
-def _mapping(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = data.get(key, {})
-    if not isinstance(value, Mapping):
-        raise TypeError(f"{key!r} is {type(value).__name__}, and an object is needed")
-    return value
-
-
-def _texts(data: Mapping[str, Any]) -> dict[str, str]:
-    return {str(key): str(value) for key, value in data.items()}

@@ -97,20 +97,17 @@ class Rollout:
     gaps: tuple[str, ...] = ()
     trips: tuple[str, ...] = ()
     failures: tuple[str, ...] = ()
-    served: dict[tuple[str, str], int] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
+    served: Counter[tuple[str, str]] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
 
 
 class _RolloutBuilder:
     """Builds a `Rollout` from its events."""
 
     def __init__(self, name: str, rollout: str) -> None:
-        self.rollout = Rollout(name, rollout)
+        self.rollout = Rollout(name, rollout, evidence=Evidence(rollout))
         self.chains: dict[str, Chain] = {}
-        self.trips: dict[str, str] = {}
         self.failures: deque[tuple[float, str]] = deque(maxlen=1000)
-        self.served: Counter[tuple[str, str]] = Counter()
-        self.counts: Counter[str] = Counter()
         self._counted: set[tuple[str, int]] = set()
 
     def add(self, event: Mapping[str, Any], process: str) -> None:
@@ -127,7 +124,6 @@ class _RolloutBuilder:
         if kind == "trip" or event.get("tripped"):
             here.tripped = str(event.get("reason") or event.get("tripped"))
             here.state = "tripped"
-            self.trips[process] = here.tripped
         if kind == "failure":
             self.failures.append((time, f"{event.get('result')} in {event.get('bucket')}: {event.get('reason')}"))
         if kind in ("block", "total"):
@@ -136,34 +132,29 @@ class _RolloutBuilder:
             self._counted.add((process, event["block"]))
             # Another version may write other forms of these, which are left out; the evidence still counts.
             with contextlib.suppress(AttributeError, TypeError, ValueError):
-                self.served.update({(str(state), str(arm)): int(many) for state, arm, many in event["served"]})
-                self.counts.update({str(what): int(many) for what, many in event["new"].items()})
+                found.served.update({(str(state), str(arm)): int(many) for state, arm, many in event["served"]})
+                found.counts.update({str(what): int(many) for what, many in event["new"].items()})
 
     def build(self, folder: Path) -> Rollout:
-        total, gaps = Evidence(self.rollout.rollout), []
+        found = self.rollout
         for process, chain in sorted(self.chains.items()):
             evidence, missing = chain.evidence()
-            total += evidence
-            gaps += [
+            found.evidence += evidence
+            found.gaps += tuple(
                 f"the log of {process} lacks evidence: blocks {first} to {last} were lost to a full disk, to its "
                 "rotation (Policy(log_mib=...)), or are not yet written"
                 for first, last in missing
-            ]
-        trips = [f"tripped by {process}: {reason}" for process, reason in sorted(self.trips.items())]
-        if not trips:
+            )
+        tripped = sorted((name, one.tripped) for name, one in found.processes.items() if one.tripped is not None)
+        found.trips = tuple(f"tripped by {name}: {reason}" for name, reason in tripped)
+        if not tripped:
             with contextlib.suppress(OSError):
-                mark = mark_of(folder, self.rollout.name, self.rollout.rollout)
-                trips = [f"tripped, by its mark: {mark.read_text(encoding='utf-8', errors='replace').strip()}"]
-        failures = [text for _, text in sorted(self.failures)[-_FAILURES:]]
-        return replace(
-            self.rollout,
-            evidence=total,
-            gaps=tuple(gaps),
-            trips=tuple(trips),
-            failures=tuple(failures),
-            served=dict(sorted(self.served.items())),
-            counts=dict(sorted(self.counts.items())),
-        )
+                mark = mark_of(folder, found.name, found.rollout)
+                found.trips = (f"tripped, by its mark: {mark.read_text(encoding='utf-8', errors='replace').strip()}",)
+        found.failures = tuple(text for _, text in sorted(self.failures)[-_FAILURES:])
+        found.served = Counter(dict(sorted(found.served.items())))
+        found.counts = Counter(dict(sorted(found.counts.items())))
+        return found
 
 
 def gather(folder: Path) -> tuple[list[Rollout], list[str]]:

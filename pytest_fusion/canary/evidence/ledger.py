@@ -15,7 +15,6 @@ from pytest_fusion.canary.live.calls.arguments import Traffic
 
 # Names of counts contain reasons, which may be any text.
 _MOST_NAMES = 100
-_SUMS = ("comparisons", "failures", "elements", "squared_difference", "squared_incumbent")
 # After so many blocks their sum is written too: blocks lost to a full disk or to log rotation are missing only until
 # then.
 BLOCKS_PER_TOTAL = 64
@@ -47,7 +46,6 @@ class Ledger:
         self._rollout = rollout
         self.traffic = Traffic(self._rules.most_buckets)
         self._collector = Collector(rollout, self._rules.scales())
-        self._sums: dict[str, list[float]] = {}
         self._gpu_s = 0.0
         self._blocks = 0
         self._written = Evidence(rollout)
@@ -104,13 +102,7 @@ class Ledger:
             for metric, happened in metrics.items():
                 if metric in self._rules.scales():
                     self._collector.add(metric, seen.bucket, float(happened), seen.arm)
-            if seen.arm == "itself":
-                return
-            sums = (1, seen.result != "ok", seen.elements, seen.squared_difference, seen.squared_incumbent)
-            block = self._sums.setdefault(seen.bucket, [0.0] * len(sums))
-            for i, value in enumerate(sums):
-                block[i] += value
-        if seen.result != "ok":
+        if seen.result != "ok" and seen.arm != "itself":
             self._log.add("failure", result=seen.result, bucket=seen.bucket, reason=seen.reason, worst=seen.worst)
 
     def ratio(self, metric: str, bucket: str, value: float, arm: Arm = "candidate") -> None:
@@ -156,14 +148,13 @@ class Ledger:
                 return
             self._blocks += 1
             facts = {
-                "buckets": {bucket: dict(zip(_SUMS, sums, strict=True)) for bucket, sums in self._sums.items()},
                 "counts": dict(self._counts),
                 "new": dict(counted),
                 "served": [[*where, many] for where, many in sorted(arms.items())],
                 "gpu_s": self._gpu_s,
                 "publish_errors": self._log.publish_errors - self._publish_errors,
             }
-            self._written, self._logged, self._sums = evidence, Counter(self._counts), {}
+            self._written, self._logged = evidence, Counter(self._counts)
             self._served += arms
             self._gpu_s, self._publish_errors = 0.0, self._log.publish_errors
             self._add("block", self._blocks, fresh, facts)

@@ -34,9 +34,8 @@ class Observation:
 
     ``arm`` is ``"itself"`` where the incumbent ran again in the candidate's place.
 
-    ``squared_difference`` and ``squared_incumbent`` are sums over the ``elements`` of the outputs, ``worst`` the
-    largest difference as a multiple of what is allowed, ``beyond`` how many elements differ by more than that. ``call``
-    is the noted call, for writing disagreements; judges do not use it.
+    Of the ``elements`` of the outputs ``worst`` is the largest difference as a multiple of what is allowed, ``beyond``
+    how many differ by more than that. ``call`` is the noted call, for writing disagreements; judges do not use it.
     """
 
     result: str
@@ -45,8 +44,6 @@ class Observation:
     elements: int = 0
     beyond: int = 0
     worst: float = 0.0
-    squared_difference: float = 0.0
-    squared_incumbent: float = 0.0
     arm: Literal["candidate", "itself"] = "candidate"
     call: Any = field(default=None, compare=False, repr=False)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from pytest_fusion.canary.evidence.rollout_judge import judge as weigh
 from pytest_fusion.canary.live import background
 from pytest_fusion.canary.live.calls.arguments import (
     Slot,
+    Ticker,
     context_lost,
     devices_of,
     names_of,
@@ -129,8 +129,7 @@ class Canary:
             kernels, policy, spec, self._names, self._watchdog.run, self._comparisons, self._ledger, self._forms
         )
         self._lock = threading.RLock()
-        self._tickets = itertools.count()
-        self._peeks = 0
+        self._tickets = Ticker()
         self._mode = OFF
         # What an active canary does with a call; None is the whole cost of a canary that is off.
         self._active: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None
@@ -161,14 +160,12 @@ class Canary:
     def status(self) -> dict[str, Any]:
         """Counts so far, in JSON types. ``calls`` are those while the canary was neither off nor tripped."""
         with self._lock:
-            calls = next(self._tickets) - self._peeks
-            self._peeks += 1
             return {
                 "name": self.name,
                 "rollout": self._control.rollout,
                 "state": self.state,
                 "tripped": self._control.tripped,
-                "calls": calls,
+                "calls": self._tickets.read(),
                 "counts": self._ledger.counts(),
                 "waiting": len(self._comparisons),
                 "finds": self._disagreements.written,
@@ -248,7 +245,7 @@ class Canary:
         if isinstance(self._judge, FirstFaults):
             self._judge.clear()
         self._measures.clear()
-        self._tickets, self._peeks = itertools.count(), 0
+        self._tickets = Ticker()
         self._draw()
 
     def close(self) -> None:
@@ -291,7 +288,7 @@ class Canary:
             self._log.add("state", rollout=self._control.rollout, was=str(was), now=self.state)
 
     def _on_shadow(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        ticket = next(self._tickets)
+        ticket = self._tickets.up()
         only = _ONLY.get()
         if only is not None or torch.compiler.is_compiling():
             return self._arm(only)(*args, **kwargs)
@@ -309,7 +306,7 @@ class Canary:
         return self._candidate if arm == "candidate" else self._incumbent
 
     def _on_route(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        ticket = next(self._tickets)
+        ticket = self._tickets.up()
         only = _ONLY.get()
         if only is not None:
             return self._arm(only)(*args, **kwargs)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pytest_fusion.canary.live.policy import Mode, Policy
 from pytest_fusion.case import counter_random
@@ -76,20 +75,8 @@ class CallSampler:
         if block != ticket >> _AT_ONCE_BITS or of != share:
             block = ticket >> _AT_ONCE_BITS
             first = block << _AT_ONCE_BITS
-            drawn = elements(self.sample, first, 1 << _AT_ONCE_BITS)
-            # At a share of 1 the threshold is no uint64; all numbers are at most the one before it.
-            below = threshold(share) - 1
-            chosen = frozenset((np.nonzero(drawn <= below)[0] + first).tolist()) if below >= 0 else frozenset()
+            # A part of the stream for each block, so that threads may come in any order.
+            drawn = np.random.Generator(np.random.Philox(key=self.sample, counter=first)).random(1 << _AT_ONCE_BITS)
+            chosen = frozenset((np.nonzero(drawn < share)[0] + first).tolist())
             self._drawn = block, share, chosen
         return ticket in chosen
-
-
-def elements(seed: int, first: int, count: int) -> NDArray[np.uint64]:
-    """The ``count`` numbers of stream ``seed`` from ``first`` on: ``counter_random.element``, vectorized by numpy."""
-    number = np.arange(count, dtype=np.uint64)
-    z = number * np.uint64(counter_random.GOLDEN) + np.uint64(
-        seed + first * counter_random.GOLDEN & counter_random.MASK
-    )
-    z = (z ^ z >> np.uint64(30)) * np.uint64(counter_random.MIX1 & counter_random.MASK)
-    z = (z ^ z >> np.uint64(27)) * np.uint64(counter_random.MIX2 & counter_random.MASK)
-    return z ^ z >> np.uint64(31)

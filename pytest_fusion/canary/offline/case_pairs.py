@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pytest_fusion.checks.context import CaseResult
 from pytest_fusion.checks.rejections import (
@@ -95,11 +95,9 @@ def _finite(value: float | None) -> float | None:
 # ``accepts``: the candidate alone refuses, or takes, the case. ``not-asked``: one or both could not be judged.
 # ``foreign``: the two got different inputs. ``unexcused``: the candidate fails, and the incumbent could not be judged.
 Standing = Literal[
-    "passes", "worse", "better", "known-bad", "both-fail", "refuses", "accepts", "not-asked", "foreign", "unexcused"
+    "worse", "unexcused", "both-fail", "refuses", "known-bad", "better", "accepts", "passes", "foreign", "not-asked"
 ]
-STANDINGS: tuple[Standing, ...] = (
-    *("worse", "unexcused", "both-fail", "refuses", "known-bad", "better", "accepts", "passes", "foreign", "not-asked"),
-)
+STANDINGS: tuple[Standing, ...] = get_args(Standing)
 Source = Literal["fuzzed", "example", "pinned", "known", "recorded"]
 
 # A failure by values is known when the candidate's error is at most so many times the incumbent's.

@@ -12,8 +12,8 @@ from pytest_fusion.bench.baseline.facts import compare_names
 from pytest_fusion.canary.offline import metric_finding
 from pytest_fusion.canary.offline.case_pairs import FOREIGN, Pair, Ran, Source, Standing, classify, ran
 from pytest_fusion.canary.offline.comparison_verdict import Evidence
-from pytest_fusion.canary.offline.incumbent.incumbent_process import Remote
-from pytest_fusion.canary.offline.kernel import Kernel, Measured, Opponent
+from pytest_fusion.canary.offline.incumbent.incumbent_process import Opponent
+from pytest_fusion.canary.offline.kernel import Kernel, Measured
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.describe import describe
@@ -95,7 +95,7 @@ class TwoKernels:
         if isinstance(opponent, Kernel):
             # The time limit applies to each call.
             opponent.context.progress.clock = Clock(judging.repeat_note)
-        elif isinstance(opponent, Remote):
+        else:
             opponent.pulse = judging.repeat_note
         self.evidence = Evidence()
         self.source: Source = "fuzzed"

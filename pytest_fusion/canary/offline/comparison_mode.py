@@ -12,9 +12,8 @@ import torch
 from pytest_fusion.canary.offline.case_pairs import Pair, Ran, classify, died
 from pytest_fusion.canary.offline.comparison import COSTS, Dead, Extra, Found, Lost, TwoKernels
 from pytest_fusion.canary.offline.comparison_verdict import Comparison, Evidence, conclude, without_evidence
-from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError
+from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError, Opponent
 from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent
-from pytest_fusion.canary.offline.kernel import Opponent
 from pytest_fusion.canary.offline.paired_latency import Sized, sizes, timings
 from pytest_fusion.canary.offline.taken import Spills
 from pytest_fusion.canary.recording.recordings import Cases as RecordedCases

@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -96,27 +96,8 @@ class Measured:
     problem: str = ""
 
 
-class Opponent(Protocol):
-    """A kernel that can be judged and measured case by case, in this or another process."""
-
-    def judge(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
-        """The verdict of all checks; ``alone`` runs every check on this case, whatever others have cost."""
-
-    def measure(self, case: Case) -> Measured:
-        """The outputs and costs of one more call."""
-
-    def count(self, case: Case) -> Counts | Uncounted:
-        """The number of kernels that a call launches."""
-
-    def compiled(self, keys: Sequence[str]) -> Compiled:
-        """How often the measured cases with these keys made Triton compile again."""
-
-    def spills(self, sized: Sequence[tuple[str, Case]]) -> Spills:
-        """What its Triton kernels spill at these sizes."""
-
-
 class Kernel:
-    """The kernel of ``bench.spec``, in this process."""
+    """A kernel that is judged and measured case by case, in this process."""
 
     def __init__(self, context: Context) -> None:
         self.context, self.spec = context, context.spec
@@ -124,6 +105,7 @@ class Kernel:
         self._launches: dict[str, list[Specialisation]] = {}
 
     def judge(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
+        """The verdict of all checks; ``alone`` runs every check on this case, whatever others have cost."""
         context = self.context
         if alone:
             new = Context(context.spec, context.device, context.extra, programs=context.programs, deep=context.deep)
@@ -165,6 +147,7 @@ class Kernel:
         return found
 
     def count(self, case: Case) -> Counts | Uncounted:
+        """The number of kernels that a call launches."""
         context, spec = self.context, self.spec
         try:
             logical = make_inputs(spec, case, context.device)
@@ -190,9 +173,11 @@ class Kernel:
             return Uncounted(f"called to be counted, it raised {brief(error)[:200]}")
 
     def compiled(self, keys: Sequence[str]) -> Compiled:
+        """How often the measured cases with these keys made Triton compile again."""
         return compiled(self._launches, keys)
 
     def spills(self, sized: Sequence[tuple[str, Case]]) -> Spills:
+        """What its Triton kernels spill at these sizes."""
         return spills(self.spec, sized, self.context.device, self.context.extra)
 
     def _peak(self, case: Case, logical: Mapping[str, Any]) -> int | None:

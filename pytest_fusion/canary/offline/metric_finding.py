@@ -229,51 +229,35 @@ def latency(timings: Sequence[Timing], untimed: str) -> Finding:
     """The finding on latency: at the worst size of ``bench=``, or over recorded calls and at their worst class."""
     if not timings:
         return Finding("latency", "nodata", "critical", f"latency was not measured: {untimed}")
-    if any(timing.share for timing in timings):
-        return _weighted(timings)
-    worst = _worst(timings, LATENCY_MARGIN)
-    words = (
-        f"{times(worst.ratio)} the incumbent's latency at {worst.text} ({times(worst.low)} to {times(worst.high)} "
-        f"at 99 %), the worst of {len(timings)} size(s)"
-    )
-    status: Status = "pass"
-    if worst.low > LATENCY_MARGIN:
-        status = "worse"
-    elif worst.high > LATENCY_MARGIN:
-        status, words = "nodata", f"{words}: not decided whether it is within {times(LATENCY_MARGIN)}"
-    elif worst.high < 0:
-        status = "better"
-    return Finding("latency", status, "critical", words, worst.ratio, worst.low, worst.high)
-
-
-def _worst(timings: Sequence[Timing], margin: float) -> Timing:
-    """The timing that is surely above the margin by most, or else the one that may be."""
-    worst = max(timings, key=lambda timing: timing.low)
-    return worst if worst.low > margin else max(timings, key=lambda timing: timing.high)
-
-
-def _weighted(timings: Sequence[Timing]) -> Finding:
     whole = sum(timing.share for timing in timings)
-    # The ends are means of ends: wide enough even if all classes deviate in one direction.
-    mean, low, high = (
-        sum(timing.share * value for timing, value in zip(timings, values, strict=True)) / whole
-        for values in zip(*((timing.ratio, timing.low, timing.high) for timing in timings), strict=True)
-    )
-    worst = _worst(timings, CLASS_MARGIN)
+    margin = CLASS_MARGIN if whole else LATENCY_MARGIN
+    # The one that is surely above the margin by most, or else the one that may be.
+    worst = max(timings, key=lambda timing: timing.low)
+    worst = worst if worst.low > margin else max(timings, key=lambda timing: timing.high)
+    ratio, low, high, allowed = worst.ratio, worst.low, worst.high, times(LATENCY_MARGIN)
     words = (
-        f"{times(mean)} the incumbent's latency over recorded calls ({times(low)} to {times(high)} at 99 %; "
-        f"{len(timings)} class(es) of shapes, {whole:.1%} of the calls); at its worst {times(worst.ratio)} at "
-        f"{worst.text}, {worst.share:.1%} of the calls ({times(worst.low)} to {times(worst.high)})"
+        f"{times(ratio)} the incumbent's latency at {worst.text} ({times(low)} to {times(high)} at 99 %), the worst of "
+        f"{len(timings)} size(s)"
     )
+    if whole:
+        # The ends are means of ends: wide enough even if all classes deviate in one direction.
+        ratio, low, high = (
+            sum(timing.share * getattr(timing, end) for timing in timings) / whole for end in ("ratio", "low", "high")
+        )
+        words = (
+            f"{times(ratio)} the incumbent's latency over recorded calls ({times(low)} to {times(high)} at 99 %; "
+            f"{len(timings)} class(es) of shapes, {whole:.1%} of the calls); at its worst {times(worst.ratio)} at "
+            f"{worst.text}, {worst.share:.1%} of the calls ({times(worst.low)} to {times(worst.high)})"
+        )
+        allowed += f" over all calls and {times(CLASS_MARGIN)} in each class"
     status: Status = "pass"
-    if low > LATENCY_MARGIN or worst.low > CLASS_MARGIN:
+    if low > LATENCY_MARGIN or worst.low > margin:
         status = "worse"
-    elif high > LATENCY_MARGIN or worst.high > CLASS_MARGIN:
-        allowed = f"{times(LATENCY_MARGIN)} over all calls and {times(CLASS_MARGIN)} in each class"
+    elif high > LATENCY_MARGIN or worst.high > margin:
         status, words = "nodata", f"{words}: not decided whether it is within {allowed}"
     elif high < 0:
         status = "better"
-    return Finding("latency", status, "critical", words, mean, low, high)
+    return Finding("latency", status, "critical", words, ratio, low, high)
 
 
 def recompiled(seen: tuple[Compiled, Compiled] | str) -> Finding:

@@ -17,8 +17,7 @@ from pytest_fusion.bench.baseline.bootstrap import Estimate, block_ratios, estim
 from pytest_fusion.bench.entries import entries
 from pytest_fusion.bench.on_device import opened
 from pytest_fusion.bench.without_gpu import full_mask
-from pytest_fusion.canary.offline.incumbent.incumbent_process import Remote, Timed
-from pytest_fusion.canary.offline.kernel import Kernel, Opponent
+from pytest_fusion.canary.offline.incumbent.incumbent_process import Opponent, Remote, Timed
 from pytest_fusion.canary.offline.metric_finding import Timing
 from pytest_fusion.canary.recording.recordings import Cases, RecordedCase
 from pytest_fusion.case.case_model import Case
@@ -129,7 +128,6 @@ def _timing(candidate: Context, incumbent: Opponent, one: Sized, device: torch.d
     if isinstance(incumbent, Remote):
         theirs: Timer = incumbent.timer(one.case, "fused")
     else:
-        assert isinstance(incumbent, Kernel)
         theirs = timer(incumbent.context, one.case, "fused", device, cache)
     blocks = latency.compared(ours, theirs)
     ratio = _ratio(blocks)

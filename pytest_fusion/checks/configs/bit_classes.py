@@ -78,7 +78,7 @@ def _longest(trial: Trial) -> int:
 
 
 def run(trial: Trial) -> Verdict:
-    """The first kernel of which two configs give other bits."""
+    """A finding where two configs of a kernel give other bits."""
     shrinks = trial.context.focus.sought is not None
     state = _Bits() if shrinks else trial.context.state(_Bits)
     state.lengths.append(_longest(trial))

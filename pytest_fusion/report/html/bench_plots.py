@@ -1,30 +1,68 @@
-"""What a page draws of a bench: plots of times and rates over sizes, bars of launches, as places in a drawing."""
+"""What a page draws of a bench: plots of times and rates over sizes, and one call on a scale of time."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pytest_fusion.report.bench_figures import Figures
-from pytest_fusion.report.case_table import Table
-from pytest_fusion.report.columns import UNKNOWN, clipped, quantity, time
-from pytest_fusion.report.html.timeline import Axis, LogAxis, Tick, Timeline, timeline
-from pytest_fusion.spec.wording import plural, with_number
+from pytest_fusion.report.columns import quantity, time, whole
+from pytest_fusion.run.measure.timing.roofline import Activity, busy
+from pytest_fusion.spec.wording import plural
 
 # Of a plot's drawing, in its own units; text is 12 of them high.
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 74, 546, 12, 266
-BAR = 15
-_LABEL = 78
 # First what the plot is about; drawn last, above the others.
-_ORDER = {"fused": 0, "compiled": 1, "reference": 2}
-_COUNTS = {"kernels": "kernel", "memcpy": "copy", "memset": "memset"}
+_ORDER = ("fused", "compiled", "reference", "limit")
+# A logarithmic axis of less than this looks as if nothing grew, or as if everything did.
+_LEAST = 4.0
+_MOST_TICKS = 7
+# More marks are smaller than a pixel each.
+_MOST_MARKS = 600
+
+
+class Tick(NamedTuple):
+    """A mark at ``at`` in units of the drawing, and its text."""
+
+    at: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class LogAxis:
+    """Values from ``low`` to ``high`` (both positive) at ``start`` to ``end``."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    @classmethod
+    def of(cls, values: Sequence[float], start: float, end: float) -> LogAxis:
+        """An axis with some room around ``values``, which are positive and at least one."""
+        low, high = min(values), max(values)
+        room = max(1.25, math.sqrt(_LEAST / (high / low)))
+        return cls(low / room, high * room, start, end)
+
+    def at(self, value: float) -> float:
+        share = math.log(value / self.low) / math.log(self.high / self.low)
+        return self.start + share * (self.end - self.start)
+
+    def ticks(self, text: Callable[[float], str]) -> tuple[Tick, ...]:
+        decades = math.log10(self.high / self.low)
+        steps = (1,) if decades >= 2.5 else (1, 2, 5) if decades >= 0.9 else (1, 2, 3, 4, 5, 6, 8)
+        first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
+        # Each decade where there are few of them, else each second, third, ...
+        stride = max(1, math.ceil(decades / _MOST_TICKS))
+        values = [step * 10.0**power for power in range(first, last + 1) if power % stride == 0 for step in steps]
+        return tuple(Tick(self.at(value), _short(text(value))) for value in values if self.low <= value <= self.high)
+
+
+class Point(NamedTuple):
     x: float
     y: float
     title: str
@@ -35,7 +73,6 @@ class Series:
     """``kind`` is ``"fused"``, ``"compiled"``, ``"reference"`` or ``"limit"``, which is a line without marks."""
 
     kind: str
-    label: str
     points: tuple[Point, ...]
 
     @property
@@ -45,53 +82,48 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One plot: ``summary`` says it in a sentence for those who do not see it, ``table`` in numbers."""
+    """One plot over bytes of inputs and outputs; ``summary`` says it in a sentence for those who do not see it."""
 
     title: str
     summary: str
-    x_label: str
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     series: tuple[Series, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A piece of a bar from ``x``, ``wide`` units long, for launches of one ``kind``."""
+class Mark(NamedTuple):
+    """One activity: ``left`` and ``wide`` in per cent of the longer call, ``lane`` for what overlaps others."""
 
     kind: str
-    x: float
+    left: float
     wide: float
+    lane: int
+    name: str
+    title: str
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Track(NamedTuple):
+    """One call: ``head`` has its length and how busy the device was."""
+
     role: str
-    y: float
-    parts: tuple[Part, ...]
-    end: float
-    title: str
+    head: str
+    marks: tuple[Mark, ...]
+    lanes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Bars:
-    """Launches side by side; ``heads`` are the cases above their bars, with their place."""
+class Timeline(NamedTuple):
+    """One call of a kernel above one of its reference, on one scale of time; ``kinds`` for the legend."""
 
     title: str
-    summary: str
-    height: float
-    heads: tuple[Tick, ...]
-    bars: tuple[Bar, ...]
+    tracks: tuple[Track, ...]
+    kinds: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Drawing:
-    """All plots of one test's calls of one kind; ``table`` has the numbers of ``plots``."""
+class Drawing(NamedTuple):
+    """All plots of one test's calls of one kind."""
 
     name: str
     plots: tuple[Plot, ...]
-    table: Table | None
-    bars: Bars | None
     timeline: Timeline | None
 
 
@@ -102,123 +134,63 @@ def drawings(found: Sequence[Figures]) -> list[Drawing]:
         groups.setdefault((str(one.row.get("test", one.test)), one.phase), []).append(one)
     drawn: list[Drawing] = []
     for (_, phase), group in groups.items():
-        plots = [plot for plot in (latency_plot(group), bandwidth_plot(group)) if plot is not None]
-        name = f"{group[0].test}, {phase}" if phase else group[0].test
-        table = _numbers(group) if plots else None
-        drawing = Drawing(name, tuple(plots), table, launch_bars(group), _timeline(group))
-        if drawing.plots or drawing.bars or drawing.timeline:
-            drawn.append(drawing)
+        plots = tuple(plot for plot in (latency_plot(group), bandwidth_plot(group)) if plot is not None)
+        line = _timeline(group)
+        if plots or line:
+            drawn.append(Drawing(f"{group[0].test}, {phase}" if phase else group[0].test, plots, line))
     return drawn
 
 
 def latency_plot(group: Sequence[Figures]) -> Plot | None:
     """Seconds a call over bytes of inputs and outputs, both logarithmic, with the least that this device allows."""
-    measured = _series(group, lambda one: one.fused_s, lambda one: one.reference_s)
-    limit = [(float(one.size), seconds) for one in group if one.size and (seconds := _least(one)) is not None]
-    return _plot("Latency against size", measured, limit, time, "", "seconds a call")
+    return _plot("Latency against size", "seconds a call", group, lambda one, seconds: seconds, time)
 
 
 def bandwidth_plot(group: Sequence[Figures]) -> Plot | None:
     """Bytes of inputs and outputs over seconds a call: the same bytes for both, so that higher is sooner done."""
-
-    def rate(seconds: Callable[[Figures], float | None]) -> Callable[[Figures], float | None]:
-        return lambda one: one.moved / found if one.moved and (found := seconds(one)) else None
-
-    measured = _series(group, rate(lambda one: one.fused_s), rate(lambda one: one.reference_s))
-    limit = [(float(one.size), one.moved / least) for one in group if one.size and one.moved and (least := _least(one))]
-    return _plot("Bandwidth against size", measured, limit, quantity, "/s", "bytes of inputs and outputs a second")
-
-
-def launch_bars(group: Sequence[Figures]) -> Bars | None:
-    """Launches of the kernel and of its reference; cases with the same counts share their bars."""
-    same: dict[tuple[tuple[str, ...], ...], list[Figures]] = {}
-    for one in group:
-        if one.series == "fused" and one.fact("launches.kernels") is not None:
-            same.setdefault((_counted(one.row), _counted(one.other)), []).append(one)
-    if not same:
-        return None
-    totals = [_total(row) for cases in same.values() for row in (cases[0].row, cases[0].other)]
-    axis = Axis(max(1.0, *map(float, totals)), _LABEL, RIGHT - 170)
-    heads, bars, y, sentences = [], [], 16.0, []
-    for cases in same.values():
-        head = with_number([one.case for one in cases])
-        heads.append(Tick(y, clipped(head, 78)))
-        y += 7
-        for role, row in (("fused", cases[0].row), ("reference", cases[0].other)):
-            if "launches.kernels" not in row.get("facts", {}):
-                continue
-            bars.append(_bar(role, row, axis, y))
-            sentences.append(f"{head}, {role}: {bars[-1].title}")
-            y += BAR + 4
-        y += 18
-    return Bars("Launches of one call", "; ".join(sentences), y - 10, tuple(heads), tuple(bars))
-
-
-def _series(
-    group: Sequence[Figures],
-    ours: Callable[[Figures], float | None],
-    theirs: Callable[[Figures], float | None],
-) -> dict[str, list[tuple[float, float, str]]]:
-    """Size, value and case of each kind; the reference beside the kernel where there is one, else beside others."""
-    found: dict[str, list[tuple[float, float, str]]] = {}
-    seen: set[str] = set()
-    for one in sorted(group, key=lambda one: one.series != "fused"):
-        value, beside = ours(one), theirs(one)
-        if one.size and value is not None:
-            found.setdefault(one.series, []).append((float(one.size), value, one.case))
-        if one.size and beside is not None and one.case not in seen:
-            seen.add(one.case)
-            found.setdefault("reference", []).append((float(one.size), beside, one.case))
-    return {kind: sorted(points) for kind, points in found.items()}
+    return _plot(
+        "Bandwidth against size",
+        "bytes of inputs and outputs a second",
+        group,
+        lambda one, seconds: one.moved / seconds if one.moved else None,
+        lambda value: f"{quantity(value)}/s",
+    )
 
 
 def _plot(
     title: str,
-    measured: Mapping[str, Sequence[tuple[float, float, str]]],
-    limit: Sequence[tuple[float, float]],
-    text: Callable[[float], str],
-    unit: str,
     what: str,
+    group: Sequence[Figures],
+    value: Callable[[Figures, float], float | None],
+    text: Callable[[float], str],
 ) -> Plot | None:
-    sizes = {size for points in measured.values() for size, _, _ in points}
-    if len(sizes) < 2:
+    # Size and value by kind and case; the reference beside the kernel where there is one, else beside others.
+    found: dict[str, dict[str, tuple[float, float]]] = {kind: {} for kind in _ORDER}
+    for one in sorted(group, key=lambda one: one.series != "fused"):
+        for kind, seconds in ((one.series, one.fused_s), ("reference", one.reference_s), ("limit", _least(one))):
+            y = value(one, seconds) if one.size and seconds else None
+            if one.size and y is not None:
+                found.setdefault(kind, {}).setdefault(one.case, (float(one.size), y))
+    measured = [point for kind, points in found.items() if kind != "limit" for point in points.values()]
+    if len({size for size, _ in measured}) < 2:
         return None
-    values = [value for points in measured.values() for _, value, _ in points]
+    values = [y for _, y in measured]
     # A limit far below all times would press them together at the top.
-    near = [value for _, value in limit if min(values) / 10 <= value <= max(values) * 10]
-    x = LogAxis.of(sorted(sizes), LEFT, RIGHT)
-    y = LogAxis.of([*values, *near], BOTTOM, TOP)
-
-    def text_of(value: float) -> str:
-        return f"{text(value)}{unit}"
-
-    series = [
-        Series(
-            kind,
-            kind,
-            tuple(
-                Point(x.at(size), y.at(v), f"{kind}, {case}, {quantity(size)}: {text_of(v)}")
-                for size, v, case in points
-            ),
+    near = [y for _, y in found["limit"].values() if min(values) / 10 <= y <= max(values) * 10]
+    x_axis = LogAxis.of([size for size, _ in measured], LEFT, RIGHT)
+    y_axis = LogAxis.of([*values, *near], BOTTOM, TOP)
+    series, ends = [], []
+    for kind, points in found.items():
+        ordered = sorted((size, y, case) for case, (size, y) in points.items())
+        drawn = (
+            Point(x_axis.at(size), y_axis.at(y), f"{kind}, {case}, {quantity(size)}: {text(y)}")
+            for size, y, case in ordered
         )
-        for kind, points in sorted(measured.items(), key=lambda item: _ORDER.get(item[0], len(_ORDER)))
-    ]
-    if limit:
-        line = tuple(Point(x.at(size), y.at(value), text_of(value)) for size, value in sorted(limit))
-        series.append(Series("limit", "limit of this device", line))
-    ends = (
-        f"{kind} {text_of(points[0][1])} at {quantity(points[0][0])} "
-        f"to {text_of(points[-1][1])} at {quantity(points[-1][0])}"
-        for kind, points in measured.items()
-    )
-    return Plot(
-        title=title,
-        summary=f"{what}: {'; '.join(ends)}",
-        x_label="bytes of inputs and outputs",
-        x_ticks=x.ticks(lambda value: _short(quantity(value))),
-        y_ticks=y.ticks(lambda value: _short(text_of(value))),
-        series=tuple(series),
-    )
+        series += [Series(kind, tuple(drawn))] if ordered else []
+        if ordered and kind != "limit":
+            (first, low, _), (last, high, _) = ordered[0], ordered[-1]
+            ends.append(f"{kind} {text(low)} at {quantity(first)} to {text(high)} at {quantity(last)}")
+    return Plot(title, f"{what}: {'; '.join(ends)}", x_axis.ticks(quantity), y_axis.ticks(text), tuple(series))
 
 
 def _least(one: Figures) -> float | None:
@@ -229,21 +201,9 @@ def _least(one: Figures) -> float | None:
     return max(one.moved / copy, one.flops / matmul if one.flops and matmul else 0.0)
 
 
-def _numbers(group: Sequence[Figures]) -> Table:
-    rows = tuple(
-        (
-            one.case if one.series == "fused" else f"{one.case}, {one.series}",
-            quantity(one.size),
-            time(one.fused_s),
-            time(one.reference_s),
-            f"{quantity(one.moved / one.fused_s)}/s" if one.moved and one.fused_s else UNKNOWN,
-            f"{quantity(one.moved / one.reference_s)}/s" if one.moved and one.reference_s else UNKNOWN,
-        )
-        for one in sorted(group, key=lambda one: one.size or 0)
-        if one.timed
-    )
-    header = ("case", "size", "fused", "reference", "bandwidth", "ref. bandwidth")
-    return Table("numbers of the plots", header, rows)
+def _short(text: str) -> str:
+    """``"10 us"`` for ``"10.0 us"``: a tick is a round number."""
+    return re.sub(r"\.0+(?= )", "", text)
 
 
 def _timeline(group: Sequence[Figures]) -> Timeline | None:
@@ -255,27 +215,39 @@ def _timeline(group: Sequence[Figures]) -> Timeline | None:
     return timeline(one.case, one.row["timeline"], one.other.get("timeline", ()))
 
 
-def _counted(row: Mapping[str, Any]) -> tuple[str, ...]:
-    facts = row.get("facts", {})
-    return (*(str(facts.get(f"launches.{name}")) for name in _COUNTS), str(row.get("methods", {}).get("launches")))
+def timeline(case: str, fused: Iterable[Sequence[Any]], reference: Iterable[Sequence[Any]]) -> Timeline | None:
+    """Of activities as ``(name, kind, start, seconds)``; nothing where none of them took time."""
+    calls = {"fused": _valid(fused), "reference": _valid(reference)}
+    end = max((one.start + one.seconds for spans in calls.values() for one in spans), default=0.0)
+    if end <= 0:
+        return None
+    tracks = tuple(_track(role, spans, 100 / end) for role, spans in calls.items() if spans)
+    kinds = dict.fromkeys(_kind(one.kind) for spans in calls.values() for one in spans)
+    return Timeline(f"One call: {case}", tracks, tuple(kinds))
 
 
-def _total(row: Mapping[str, Any]) -> int:
-    return sum(row.get("facts", {}).get(f"launches.{name}", 0) for name in _COUNTS)
+def _valid(spans: Iterable[Sequence[Any]]) -> list[Activity]:
+    """Sorted by their start; JSON has text for a number that is not finite, and then there is nothing to draw."""
+    found = [Activity(str(name), str(kind), start, seconds) for name, kind, start, seconds in spans]
+    good = [one for one in found if all(isinstance(value, int | float) and value >= 0 for value in one[2:])]
+    return sorted(good, key=lambda one: (one.start, -one.seconds))
 
 
-def _bar(role: str, row: Mapping[str, Any], axis: Axis, y: float) -> Bar:
-    parts, done, words = [], 0, []
-    for name, noun in _COUNTS.items():
-        count = row["facts"].get(f"launches.{name}", 0)
-        if count:
-            parts.append(Part(name, axis.at(done), axis.at(done + count) - axis.at(done)))
-            words.append(plural(count, noun) if noun != "copy" or count == 1 else f"{count:,} copies")
-            done += count
-    modelled = " (modelled)" if row.get("methods", {}).get("launches", "modelled") == "modelled" else ""
-    return Bar(role, y, tuple(parts), axis.at(done), (", ".join(words) or "none") + modelled)
+def _kind(kind: str) -> str:
+    return kind if kind in ("kernel", "memcpy", "memset") else "other"
 
 
-def _short(text: str) -> str:
-    """``"10 us"`` for ``"10.0 us"``: a tick is a round number."""
-    return re.sub(r"\.0+(?= )", "", text)
+def _track(role: str, spans: Sequence[Activity], scale: float) -> Track:
+    """Draws overlapping activities, of several streams, in lanes below each other."""
+    free: list[float] = []
+    marks = []
+    for name, kind, start, seconds in spans[:_MOST_MARKS]:
+        lane = next((number for number, until in enumerate(free) if until <= start * (1 + 1e-9)), len(free))
+        free[lane:] = [start + seconds, *free[lane + 1 :]]
+        title = f"{name} ({kind}): {time(seconds)} from {time(start)}"
+        marks.append(Mark(_kind(kind), start * scale, seconds * scale, lane, name, title))
+    length = max(one.start + one.seconds for one in spans)
+    works = whole(busy(spans) / length) if length else "?"
+    count = plural(len(spans), "activity").replace("activitys", "activities")
+    more = f", the first {_MOST_MARKS} drawn" if len(spans) > _MOST_MARKS else ""
+    return Track(role, f"{role}: {count} in {time(length)}, busy {works}{more}", tuple(marks), len(free))

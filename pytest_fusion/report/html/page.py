@@ -15,7 +15,7 @@ from pytest_fusion.report.bench_figures import figures
 from pytest_fusion.report.bench_table import bench_notes, bench_tables
 from pytest_fusion.report.canary_table import canary_rows
 from pytest_fusion.report.case_table import case_tables
-from pytest_fusion.report.html import bench_plots, timeline
+from pytest_fusion.report.html import bench_plots
 from pytest_fusion.report.html.heat_map import HeatMap, heat_map
 from pytest_fusion.report.json_file import plain
 from pytest_fusion.report.record import TestRecord
@@ -49,7 +49,7 @@ def render(
         loader=jinja2.FunctionLoader(text),
     )
     # What all templates see: macros know nothing of what a page is rendered with.
-    page.globals.update(sizes=bench_plots, calls_sizes=timeline)
+    page.globals.update(sizes=bench_plots)
     ordered = phrases.by_urgency(records)
     failures = [record for record in ordered if phrases.outcome(record) == "fail"][:_OPEN]
     found = phrases.counts(records)

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from pytest_fusion.bench.baseline.codec import Baseline
-from pytest_fusion.bench.baseline.row import Latency, Row
+from pytest_fusion.bench.baseline.row import GoldenOutput, Latency, Row
 from pytest_fusion.bench.baseline.store import path_of
-from pytest_fusion.bench.output_digest import GoldenOutput
 
 TEST = "tests/test_norm.py::test_rms[bf16]"
 H200 = "NVIDIA H200 (sm_90)"

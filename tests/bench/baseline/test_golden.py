@@ -8,7 +8,8 @@ import math
 import pytest
 import torch
 
-from pytest_fusion.bench.output_digest import SAMPLES, GoldenOutput, apart, compare_golden, golden_of, positions
+from pytest_fusion.bench.baseline.row import GoldenOutput
+from pytest_fusion.bench.output_digest import SAMPLES, apart, compare_golden, golden_of, positions
 from pytest_fusion.oracle.lane_result import OutputLanes
 
 

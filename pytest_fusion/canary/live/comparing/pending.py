@@ -31,7 +31,7 @@ _ALLOWED = {
 }
 # Elements compared at a time, which bounds the memory of a comparison to some 40 bytes each.
 _CHUNK = 1 << 20
-FIELDS = ("beyond", "nonfinite", "worst", "squared_difference", "squared_incumbent", "elements")
+FIELDS = ("beyond", "nonfinite", "worst", "elements")
 # The shapes of these results depend on values and cannot be predicted.
 VARYING = object()
 _MOST_SIGNATURES = 4096
@@ -147,8 +147,6 @@ def sums_of(incumbent: Tensor, candidate: Tensor, tolerance: Tolerance | None) -
         total[0] += over.sum()
         total[1] += odd.sum()
         total[2] = torch.maximum(total[2], ratio.max().to(torch.float64))
-        total[3] += difference.to(torch.float64).square().sum()
-        total[4] += torch.where(finite, a, 0.0).to(torch.float64).square().sum()
     return total
 
 
@@ -275,7 +273,7 @@ class Comparisons:
 def _observation(done: _Waiting) -> Observation:
     worst_result, reason = "ok", ""
     elements = beyond = 0
-    worst = difference = square = 0.0
+    worst = 0.0
     for label, held, host in zip(done.labels, done.held, done.rows.host, strict=True):
         row = dict(zip(FIELDS, host.tolist(), strict=True))
         if held and row["beyond"]:
@@ -293,6 +291,4 @@ def _observation(done: _Waiting) -> Observation:
         elements += int(row["elements"])
         beyond += int(row["beyond"])
         worst = max(worst, row["worst"])
-        difference += row["squared_difference"]
-        square += row["squared_incumbent"]
-    return Observation(worst_result, done.bucket, reason, elements, beyond, worst, difference, square, call=done.call)
+    return Observation(worst_result, done.bucket, reason, elements, beyond, worst, call=done.call)

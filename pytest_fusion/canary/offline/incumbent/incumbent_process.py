@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from pytest_fusion.canary.offline.case_pairs import Ran
-from pytest_fusion.canary.offline.kernel import Measured, read_tensors
+from pytest_fusion.canary.offline.kernel import Kernel, Measured, read_tensors
 from pytest_fusion.canary.offline.taken import Compiled, Spills
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.errors import CanaryError
@@ -149,6 +149,10 @@ class Remote:
     def untime(self) -> None:
         """Free the tensors of the batch that was timed."""
         self._process.request("untime", seconds=self._seconds)
+
+
+# A kernel that can be judged and measured case by case, in this or another process.
+Opponent = Kernel | Remote
 
 
 class RemoteTimer:

@@ -1,8 +1,8 @@
 """`Incumbent`: the incumbent of a whole run, by its name; found once, opened for each test, and closed at the end.
 
 A revision is written to a new folder, without writing to the repository. Neither ``git archive`` (it leaves out what
-``export-ignore`` names, often tests) nor ``git worktree`` (it writes to ``.git``) does this: the tree is listed, and
-its blobs are written as they are stored.
+``export-ignore`` names, often tests) nor ``git worktree`` (it writes to ``.git``) does this: the folder is a repository
+of its own that borrows the other's objects.
 """
 
 from __future__ import annotations
@@ -12,22 +12,23 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 from pytest_fusion.errors import CanaryError, SpecError
 from pytest_fusion.spec.wording import did_you_mean
 
 if TYPE_CHECKING:
-    from pytest_fusion.canary.offline.incumbent.incumbent_process import Process
-    from pytest_fusion.canary.offline.kernel import Opponent
+    from pytest_fusion.canary.offline.incumbent.incumbent_process import Opponent, Process
     from pytest_fusion.checks.context import Context
     from pytest_fusion.spec.fusion_spec import FusionSpec
 
 _LINK, _SUBMODULE = "120000", "160000"
 _POINTER = b"version https://git-lfs.github.com/spec/"
+# Over those of the revision: every file as it is stored.
+_AS_STORED = "* -text -eol -filter -ident -working-tree-encoding\n"
 _SHOWN = 3
 # Refreshing the index or fetching a missing object would write into .git.
 _ENVIRONMENT = {"GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
@@ -43,12 +44,6 @@ class Revision:
 
     def __str__(self) -> str:
         return self.sha[:12] if self.sha.startswith(self.called) else f"{self.called} ({self.sha[:12]})"
-
-
-class _Entry(NamedTuple):
-    mode: str
-    blob: str
-    path: str
 
 
 def resolve(called: str, start: Path) -> Revision:
@@ -79,65 +74,38 @@ def check_out(revision: Revision, folder: Path) -> tuple[str, ...]:
     Filters and line endings of ``.gitattributes`` are not applied. Raises ``CanaryError`` where an object is missing,
     ``OSError`` where the folder cannot be written.
     """
-    submodules: list[str] = []
-    pointers: list[str] = []
-    files = []
-    for entry in _tree(revision):
-        if entry.mode == _SUBMODULE:
-            submodules.append(entry.path)
-            (folder / entry.path).mkdir(parents=True, exist_ok=True)
-        else:
-            files.append(entry)
-    for entry, data in _blobs(revision, files):
-        _write(folder, entry, data)
-        if data.startswith(_POINTER):
-            pointers.append(entry.path)
+    own = folder / ".git"
+    form = _text(revision, revision.top, "rev-parse", "--show-object-format")
+    _text(revision, folder, "init", "--quiet", "--template=", f"--object-format={form}")
+    objects = _text(revision, revision.top, "rev-parse", "--path-format=absolute", "--git-path", "objects")
+    (own / "objects" / "info" / "alternates").write_text(f"{objects}\n")
+    (own / "info").mkdir(exist_ok=True)
+    (own / "info" / "attributes").write_text(_AS_STORED)
+    _text(revision, folder, "read-tree", "--reset", "-u", revision.sha)
+    listed = _text(revision, folder, "ls-files", "--stage", "-z").split("\0")
+    entries = [(about.split()[0], path) for about, _, path in (line.partition("\t") for line in listed if line)]
+    files = [path for mode, path in entries if mode not in (_LINK, _SUBMODULE)]
     left = {
-        "submodules of the revision are empty folders": submodules,
-        "files of the revision are Git LFS pointers, not their contents": pointers,
+        "submodules of the revision are empty folders": [path for mode, path in entries if mode == _SUBMODULE],
+        "files of the revision are Git LFS pointers, not their contents": [
+            path for path in files if (folder / path).read_bytes().startswith(_POINTER)
+        ],
     }
     return tuple(f"{what}: {_listed(names)}" for what, names in left.items() if names)
 
 
-def _tree(revision: Revision) -> Iterator[_Entry]:
-    found = _git(revision.top, "ls-tree", "-r", "-z", "--full-tree", revision.sha)
+def _text(revision: Revision, folder: Path, *words: str) -> str:
+    """What a command of git prints. Raises ``CanaryError`` where it fails."""
+    found = _git(folder, *words)
     if found.returncode:
-        raise CanaryError(f"the incumbent {revision}: its tree cannot be read ({_stderr(found)})")
-    for line in filter(None, found.stdout.split(b"\0")):
-        about, _, path = line.partition(b"\t")
-        mode, _, blob = about.decode().split()[:3]
-        yield _Entry(mode, blob, os.fsdecode(path))
+        raise CanaryError(
+            f"the incumbent {revision}: git {words[0]} failed ({_stderr(found)}); in a partial clone, check the "
+            "revision out once so that git fetches its objects"
+        )
+    return os.fsdecode(found.stdout).rstrip("\n")
 
 
-def _blobs(revision: Revision, files: list[_Entry]) -> Iterator[tuple[_Entry, bytes]]:
-    blobs = b"".join(entry.blob.encode() + b"\n" for entry in files)
-    found = _git(revision.top, "cat-file", "--batch", feed=blobs)
-    data, at = found.stdout, 0
-    for entry in files:
-        end = data.find(b"\n", at)
-        words = data[at:end].split() if end >= 0 else []
-        if len(words) != 3:
-            raise CanaryError(
-                f"the incumbent {revision}: the object of {entry.path} is not here ({_stderr(found) or 'missing'}); "
-                "in a partial clone, check the revision out once so that git fetches it"
-            )
-        size = int(words[2])
-        yield entry, data[end + 1 : end + 1 + size]
-        at = end + 1 + size + 1
-
-
-def _write(folder: Path, entry: _Entry, data: bytes) -> None:
-    path = folder / entry.path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if entry.mode == _LINK:
-        path.symlink_to(os.fsdecode(data))
-        return
-    path.write_bytes(data)
-    if entry.mode == "100755":
-        path.chmod(0o755)
-
-
-def _git(folder: Path, *words: str, feed: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+def _git(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, **_ENVIRONMENT}
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         environment.pop(name, None)  # a hook's are those of another repository
@@ -145,7 +113,6 @@ def _git(folder: Path, *words: str, feed: bytes = b"") -> subprocess.CompletedPr
         return subprocess.run(
             ["git", "--no-pager", "-C", os.fspath(folder), *words],
             env=environment,
-            input=feed,
             capture_output=True,
             check=False,
         )

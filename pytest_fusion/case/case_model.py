@@ -10,6 +10,9 @@ from pytest_fusion.case.value_json import decode, encode
 from pytest_fusion.errors import ReplayError
 from pytest_fusion.spec.dims import Size
 
+# The plainest kind of values: of floating tensors, of several profiles, of structured whole numbers.
+ORDINARY = ("unit", "0", "even")
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:
@@ -35,6 +38,11 @@ class TensorCase:
     dtype: str
     layout: Layout = Layout()
     regime: str = "unit"
+
+    @property
+    def ordinary(self) -> bool:
+        """Whether its values are of the plainest kind."""
+        return self.regime in ORDINARY
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case.case_model import Case, Config
+from pytest_fusion.case.case_model import ORDINARY, Case, Config
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs, shape_of
 from pytest_fusion.case.plan import regimes_of
@@ -101,7 +101,7 @@ def one_line(data: dict[str, Any]) -> str:
             words.append(layout)
         if entry["offset"]:
             words.append(f"offset {entry['offset']}")
-        if entry["values"] not in ("unit", "0"):
+        if entry["values"] not in ORDINARY:
             words.append(f"values {entry['values']}")
         parts.append(" ".join(words))
     parts.extend(f"{name}={written(value)}" for name, value in data["drawn"].items())

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case import blank, counter_random, patterns, recorded_values, regimes
+from pytest_fusion.case import blank, counter_random, patterns, recorded_values, regimes, structure
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.containers import map_tensors
 from pytest_fusion.case.layouts import geometry
@@ -59,9 +59,10 @@ def _bound(value: Any, sizes: Mapping[str, Size]) -> Any:
 
 def chosen(profile: ValueProfile, regime: str) -> tuple[ValueProfile, str]:
     """The profile that a case of this regime draws from, of several, and the regime that it has there."""
-    while profile.kind == "one_of":
-        index, _, regime = regime.partition("/")
-        profile = profile.choices[int(index)] if index.isdecimal() else profile.choices[0]
+    while profile.choices:
+        name, _, regime = regime.partition("/")
+        known = {profile.called(position): choice for position, choice in enumerate(profile.choices)}
+        profile = known.get(name, profile.choices[0])
     return profile, regime
 
 
@@ -97,13 +98,11 @@ def _from_profile(
                 raise ImpossibleCase(f"there is no integer from {params['low']} to {params['high']}")
             low, high = params["low"], max(params["high"], params["low"])
             v = patterns.ended(counter_random.integers(shape, low, high, seed, device), low, high, seed)
-        case "indices":
-            if params["size"] < 1 and not empty:
-                raise ImpossibleCase("an index into a dim of size 0")
-            v = counter_random.integers(shape, 0, max(params["size"], 1) - 1, seed, device)
-            flat = v.view(-1)
-            if flat.numel() > 1:
-                flat[0], flat[-1] = max(params["size"], 1) - 1, 0
+        case kind if kind in structure.MAKERS:
+            try:
+                v = structure.MAKERS[kind](profile.label, shape, params["size"], seed, device)
+            except structure.Unfit as error:
+                raise ImpossibleCase(str(error)) from None
         case "permutation":
             v = counter_random.uniform(shape, seed, device).argsort(dim=-1) if shape else torch.zeros((), device=device)
         case "probabilities":

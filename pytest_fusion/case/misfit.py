@@ -10,6 +10,7 @@ from pytest_fusion.case.plan import regimes_of
 from pytest_fusion.spec.dtypes import KNOWN
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import LAYOUTS, OptionalSpec, StrategySpec, TensorSpec, unwrap
+from pytest_fusion.spec.values import ValueProfile
 from pytest_fusion.spec.wording import did_you_mean
 
 
@@ -74,7 +75,10 @@ def _tensor(spec: FusionSpec, case: Case, name: str, declared: TensorSpec) -> st
         why = "the spec does not draw" if kind in (*LAYOUTS, "pitched") else "does not exist"
         return f"{name!r} has the layout {kind!r}, which {why}"
     exists = (
-        entry.regime in regimes.REGIMES or entry.regime[:1].isdigit() or recorded_values.parse(entry.regime) is not None
+        entry.regime in regimes.REGIMES
+        or entry.regime[:1].isdigit()
+        or entry.regime.partition("/")[0] in _labels(declared)
+        or recorded_values.parse(entry.regime) is not None
     )
     if not exists:
         return f"{name!r} has values of the kind {entry.regime!r}, which does not exist"
@@ -82,6 +86,12 @@ def _tensor(spec: FusionSpec, case: Case, name: str, declared: TensorSpec) -> st
     if drawn and entry.regime in regimes.REGIMES and entry.regime not in drawn:
         return f"{name!r} has values of the kind {entry.regime!r}, which the spec does not draw"
     return None
+
+
+def _labels(declared: TensorSpec) -> set[str]:
+    """The names of a profile's choices."""
+    profile = declared.values
+    return {choice.label for choice in profile.choices} if isinstance(profile, ValueProfile) else set()
 
 
 def _takes(declared: TensorSpec, strides: tuple[int, ...], case: Case) -> bool:

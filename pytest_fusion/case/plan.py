@@ -128,7 +128,7 @@ def make_plan(
         if len(inner.dtypes) > 1:
             factors[f"dtype {name}"] = inner.dtypes
         values.update(dict.fromkeys(regimes_of(inner, covered=True)))
-        if isinstance(inner.values, ValueProfile) and inner.values.kind == "one_of":
+        if isinstance(inner.values, ValueProfile) and inner.values.choices:
             factors[f"choice {name}"] = tuple(range(len(inner.values.choices)))
     if values:
         factors["values"] = tuple(values)
@@ -204,24 +204,25 @@ def with_regimes(spec: FusionSpec, case: Case, choice: Mapping[str, Any]) -> Cas
             case = case.with_tensor(name, regime=regime)
     for name, inner in spec.tensors.items():
         profile = inner.values
-        if isinstance(profile, ValueProfile) and profile.kind == "one_of":
+        if isinstance(profile, ValueProfile) and profile.choices:
             index = choice.get(f"choice {name}")
             salt = counter_random.mix(case.seed, "values of", name)
             finite = regimes.is_special(regime)
-            case = case.with_tensor(name, regime="0" if index is None else _alternative(profile, index, salt, finite))
+            named = profile.called(0) if index is None else _alternative(profile, index, salt, finite)
+            case = case.with_tensor(name, regime=named)
     return case
 
 
 def _alternative(profile: ValueProfile, index: int, seed: int, finite: bool) -> str:
     """One of several profiles, and one of its regimes where it has some, by the seed; ``finite``: no special one."""
-    chosen = profile.choices[index]
-    if chosen.kind == "one_of":
+    chosen, name = profile.choices[index], profile.called(index)
+    if chosen.choices:
         inner = counter_random.mix(seed, index) % len(chosen.choices)
-        return f"{index}/{_alternative(chosen, inner, counter_random.mix(seed, 1), finite)}"
+        return f"{name}/{_alternative(chosen, inner, counter_random.mix(seed, 1), finite)}"
     if chosen.kind not in ("default", "finite"):
-        return str(index)
+        return name
     names = [name for name in regimes.COVERED if not (regimes.is_special(name) and (finite or chosen.kind == "finite"))]
-    return f"{index}/{names[counter_random.mix(seed, index) % len(names)]}"
+    return f"{name}/{names[counter_random.mix(seed, index) % len(names)]}"
 
 
 def cost(spec: FusionSpec, case: Case) -> tuple[int, int]:

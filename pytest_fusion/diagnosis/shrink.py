@@ -18,7 +18,6 @@ from pytest_fusion.run.autotuned import TRIED
 from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.dtypes import simplicity
 from pytest_fusion.spec.inputs import OptionalSpec, TensorSpec, unwrap
-from pytest_fusion.spec.values import ValueProfile
 
 # Enough for four dims of a dozen boundaries each, twice over; at some 20 ms a case this is a few seconds.
 MAX_RUNS = 300
@@ -125,20 +124,16 @@ class Shrinker:
             if isinstance(inner, TensorSpec):
                 yield name, inner
 
-    def _plain_regime(self, inner: TensorSpec) -> str:
-        one_of = isinstance(inner.values, ValueProfile) and inner.values.kind == "one_of"
-        return "0" if one_of else "unit"
-
     def _values(self) -> Iterator[Case]:
         case = self.case
         for name, inner in self._tensors():
-            case = case.with_tensor(name, regime=self._plain_regime(inner))
+            case = case.with_tensor(name, regime=inner.plainest)
         yield case
         for name, inner in self._tensors():
             current = self.case.tensors[name].regime
             ladder = regimes_of(inner, covered=False)
             if current not in ladder:
-                yield self.case.with_tensor(name, regime=self._plain_regime(inner))
+                yield self.case.with_tensor(name, regime=inner.plainest)
                 if "/" in current:  # the same of several profiles, without a regime of its own
                     yield self.case.with_tensor(name, regime=current.rpartition("/")[0])
                 continue

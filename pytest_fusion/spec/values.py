@@ -22,17 +22,24 @@ class ValueProfile:
     """A named family of values; ``params`` are numbers or dim expressions, ``choices`` nested profiles.
 
     One of the kind ``"function"`` stands for a user's ``function`` of ``(shape, dtype, generator)`` among the choices.
+    Choices of structure have a ``label``, which a case names; others are named by their position.
     """
 
     kind: str
     params: tuple[tuple[str, Bound], ...] = ()
     choices: tuple[ValueProfile, ...] = ()
     function: Function | None = None
+    label: str = ""
+
+    def called(self, position: int) -> str:
+        """The name of a choice in a case."""
+        return self.choices[position].label or str(position)
 
     def __str__(self) -> str:
         if self.function is not None:
             return f"function {getattr(self.function, '__name__', type(self.function).__name__)}"
-        inner = ", ".join([f"{key}={value}" for key, value in self.params] + [str(choice) for choice in self.choices])
+        choices = [str(choice) for choice in self.choices if not choice.label]
+        inner = ", ".join([f"{key}={value}" for key, value in self.params] + choices)
         return f"{self.kind}({inner})"
 
 
@@ -95,10 +102,49 @@ def integers(low: Bound, high: Bound) -> ValueProfile:
     return ValueProfile("integers", (("low", low), ("high", high)))
 
 
+def _structured(kind: str, size: Bound, *labels: str) -> ValueProfile:
+    """A profile that draws one of several kinds of structure for each case."""
+    params = (("size", size),)
+    return ValueProfile(kind, params, tuple(ValueProfile(kind, params, label=label) for label in labels))
+
+
 @checks_words(SpecError)
 def indices(size: Bound) -> ValueProfile:
-    """Evenly from ``0`` to ``size - 1``; the first and the last index always occur where there is room."""
-    return ValueProfile("indices", (("size", size),))
+    """From ``0`` to ``size - 1``: even (both ends occur where there is room), and as real data are.
+
+    Zipf's law, one hot row, all equal, sorted, runs, rows that are never used, both ends alone, each once.
+    """
+    return _structured("indices", size, "even", "zipf", "hot", "equal", "sorted", "runs", "gaps", "ends", "once")
+
+
+@checks_words(SpecError)
+def offsets(total: Bound) -> ValueProfile:
+    """Where packed sequences begin, and ``total`` at the end, along the last axis (``cu_seqlens``): n + 1 numbers.
+
+    Of lengths that are even, ragged, empty at the first, the last or some places, or all but one of one element.
+    """
+    return _structured("offsets", total, *_LENGTHS)
+
+
+@checks_words(SpecError)
+def lengths(total: Bound) -> ValueProfile:
+    """Lengths of sequences that add up to ``total`` along the last axis; the kinds of :func:`offsets`."""
+    return _structured("lengths", total, *_LENGTHS)
+
+
+_LENGTHS = ("even", "ragged", "empty first", "empty last", "some empty", "one long")
+
+
+@checks_words(SpecError)
+def routing(experts: Bound) -> ValueProfile:
+    """Different experts for each row of ``(tokens, k)``: drawn, balanced, all to one, or some experts with none."""
+    return _structured("routing", experts, "even", "balanced", "all to one", "starved")
+
+
+@checks_words(SpecError)
+def page_table(pages: Bound, *, holes: bool = False) -> ValueProfile:
+    """Different pages from ``0`` to ``pages - 1``: permuted, in order, reversed; ``holes``: rows may end in -1."""
+    return _structured("page_table", pages, "even", "in order", "reversed", *(["holes"] if holes else []))
 
 
 def permutation() -> ValueProfile:

@@ -89,7 +89,7 @@ class _Matching:
         entries = {
             name: self._tensor(name, inner, sizes)
             if name in self.shapes
-            else TensorCase(inner.dtypes[0] if inner.dtypes else dtype, regime=_plain(inner))
+            else TensorCase(inner.dtypes[0] if inner.dtypes else dtype, regime=inner.plainest)
             for name, inner in self._tensor_inputs()
         }
         case = Case(sizes, dtype, entries, tuple(sorted(self.absent)), self.drawn, self.seed)
@@ -250,13 +250,13 @@ class _Matching:
             return str(recorded_values.Stored(path, self.keys[name], ordinary=not (extreme or _non_finite(seen))))
         if not seen and 0 not in self.shapes[name][1]:
             self.notes.append(f"the values of {name!r} were not recorded; they are the spec's own")
-            return _plain(inner)
+            return inner.plainest
         if not follows:
             drawn = profile if isinstance(profile, ValueProfile) else "a function"
             self.notes.append(f"the values of {name!r} are the spec's own, {drawn}")
-            return _plain(inner)
+            return inner.plainest
         if not seen:
-            return _plain(inner)
+            return inner.plainest
         shares = {key: float(seen.get(key) or 0.0) for key in ("zeros", "nan", "inf", "ninf")}
         sums = {key: float(seen.get(key) or 0.0) for key in _SUMS}
         return str(recorded_values.fitted(**sums, **shares, extreme=float(extreme)))
@@ -279,11 +279,6 @@ class _Matching:
         for place, names in places.items():
             if place is not None and len(names) > 1:
                 self.notes.append(f"{' and '.join(names)} shared memory; each has its own in the case")
-
-
-def _plain(inner: TensorSpec) -> str:
-    one_of = isinstance(inner.values, ValueProfile) and inner.values.kind == "one_of"
-    return "0" if one_of else "unit"
 
 
 def _non_finite(seen: Mapping[str, Any]) -> bool:

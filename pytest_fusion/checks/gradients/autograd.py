@@ -280,7 +280,7 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
 def _may_be_judged(trial: Trial, upstream: Upstream) -> bool:
     """Whether a second derivative is precise enough here, and none that is zero."""
     precise = all(trial.logical[name].dtype in (torch.float32, torch.float64) for name in upstream.wanted)
-    plain = all(tensor.regime == "unit" for tensor in trial.result.case.tensors.values())
+    plain = all(tensor.ordinary for tensor in trial.result.case.tensors.values())
     return precise and plain and upstream.kind != "zero"
 
 

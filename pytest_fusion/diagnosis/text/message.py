@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pytest_fusion.case.case_model import ORDINARY
 from pytest_fusion.case.describe import configs_of
 from pytest_fusion.case.value_json import written
 from pytest_fusion.checks.verdict import Verdict
@@ -27,7 +28,7 @@ def _tensor_line(name: str, entry: dict[str, Any], absent: bool, held: str | Non
     text = f"{name}: {entry['dtype']} {entry['shape']}, {layout}, strides {entry['strides']}"
     if entry["offset"]:
         text += f", storage offset {entry['offset']}"
-    kind = "" if held is not None and entry["values"] in ("unit", "0") else f" {entry['values']}"
+    kind = "" if held is not None and entry["values"] in ORDINARY else f" {entry['values']}"
     return f"{text}, values{kind}" + (f": {held}" if held is not None else "")
 
 

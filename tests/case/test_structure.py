@@ -1,0 +1,131 @@
+"""Whole numbers as real data have them: what each kind promises, at every size."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pytest_fusion.case import structure
+from pytest_fusion.case.case_model import Case, TensorCase
+from pytest_fusion.case.make import ImpossibleCase, make_tensor
+from pytest_fusion.case.plan import Limits, build, make_plan
+from pytest_fusion.spec import values
+from pytest_fusion.spec.dims import dim
+from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.inputs import tensor
+from pytest_fusion.spec.values import ValueProfile
+
+CPU = torch.device("cpu")
+SEEDS = range(8)
+
+
+def labels(profile: ValueProfile) -> list[str]:
+    return [choice.label for choice in profile.choices]
+
+
+@pytest.mark.parametrize("kind", labels(values.indices(1)))
+@pytest.mark.parametrize("size", [1, 2, 7, 100])
+def test_indices_stay_within_their_size(kind: str, size: int) -> None:
+    """Of any shape, also without elements."""
+    for seed in SEEDS:
+        for shape in ((), (1,), (0,), (3, 40)):
+            found = structure.indices(kind, shape, size, seed, CPU)
+            assert tuple(found.shape) == shape
+            assert found.numel() == 0 or 0 <= int(found.min()) <= int(found.max()) < size
+
+
+def test_indices_are_as_uneven_as_their_kind_says() -> None:
+    """Counts of 100 indices into 50 rows."""
+
+    def counts(kind: str) -> torch.Tensor:
+        return torch.bincount(structure.indices(kind, (100,), 50, 1, CPU), minlength=50)
+
+    assert counts("even").max() < 10
+    assert counts("zipf")[0] > 3 * counts("zipf")[20]
+    assert counts("hot").max() > 80
+    assert counts("equal").max() == 100
+    assert counts("gaps")[1::2].sum() == 0
+    assert counts("ends")[0] == counts("ends")[49] == 50
+    assert counts("once").tolist() == [2] * 50
+    assert structure.indices("once", (50,), 50, 1, CPU).unique().numel() == 50
+    assert bool((structure.indices("sorted", (100,), 50, 1, CPU).diff() >= 0).all())
+    assert structure.indices("runs", (100,), 50, 1, CPU).unique_consecutive().numel() <= 20
+
+
+@pytest.mark.parametrize("kind", labels(values.offsets(1)))
+@pytest.mark.parametrize(("count", "total"), [(1, 0), (1, 9), (2, 1), (5, 3), (5, 100), (40, 7)])
+def test_lengths_add_up_and_offsets_rise_to_the_total(kind: str, count: int, total: int) -> None:
+    """Of one sequence and many, of fewer elements than sequences."""
+    for seed in SEEDS:
+        found = structure.lengths(kind, (count,), total, seed, CPU)
+        assert int(found.sum()) == total
+        assert int(found.min()) >= 0
+        offsets = structure.offsets(kind, (count + 1,), total, seed, CPU)
+        assert offsets.tolist() == [0, *found.cumsum(0).tolist()]
+
+
+def test_sequences_are_empty_where_their_kind_says() -> None:
+    """The first, the last, or all but one short."""
+    assert structure.lengths("empty first", (4,), 20, 1, CPU)[0] == 0
+    assert structure.lengths("empty last", (4,), 20, 1, CPU)[-1] == 0
+    assert sorted(structure.lengths("one long", (4,), 20, 1, CPU).tolist()) == [1, 1, 1, 17]
+    assert any(0 in structure.lengths("some empty", (6,), 20, seed, CPU).tolist() for seed in SEEDS)
+
+
+@pytest.mark.parametrize("kind", labels(values.routing(1)))
+def test_each_row_has_different_experts(kind: str) -> None:
+    """As many as there are, too."""
+    for seed in SEEDS:
+        for width, experts in ((1, 1), (2, 2), (2, 8), (3, 5)):
+            found = structure.routing(kind, (20, width), experts, seed, CPU)
+            assert int(found.max()) < experts
+            assert all(len(set(row)) == width for row in found.tolist())
+    assert bool(
+        (
+            structure.routing("all to one", (20, 2), 8, 1, CPU)[:, 0]
+            == structure.routing("all to one", (20, 2), 8, 1, CPU)[0, 0]
+        ).all()
+    )
+    assert int(structure.routing("starved", (20, 2), 8, 1, CPU).max()) == 3
+    assert torch.bincount(structure.routing("balanced", (20, 2), 8, 1, CPU).flatten()).tolist() == [5] * 8
+
+
+@pytest.mark.parametrize("kind", labels(values.page_table(1, holes=True)))
+def test_no_page_is_used_twice(kind: str) -> None:
+    """Holes are at the end of rows."""
+    for seed in SEEDS:
+        found = structure.pages(kind, (4, 5), 30, seed, CPU)
+        used = found[found >= 0]
+        assert used.unique().numel() == used.numel()
+        assert int(found.max()) < 30
+        assert (kind == "holes") or used.numel() == 20
+        assert all(row == sorted(row, key=lambda page: page < 0) for row in found.tolist())
+
+
+@pytest.mark.parametrize(
+    ("profile", "shape"),
+    [
+        (values.indices("n"), "rows"),
+        (values.offsets("rows"), "n"),
+        (values.routing("n"), "rows 2"),
+        (values.page_table("n"), "rows"),
+    ],
+)
+def test_sizes_that_admit_none_make_no_case(profile: ValueProfile, shape: str) -> None:
+    """An index into nothing, offsets without an end, too few experts or pages."""
+    case = Case({"rows": 3, "n": 0 if profile.kind != "offsets" else 1}, "float32", {"x": TensorCase("int64")})
+    with pytest.raises(ImpossibleCase):
+        make_tensor("x", tensor(shape, dtype=torch.int64, values=profile), case, CPU)
+
+
+def test_a_plan_draws_each_kind_and_a_case_names_it() -> None:
+    """So it replays and shrinks like any other choice; a case without a name is even."""
+    inputs = {"x": tensor("rows", dtype=torch.int64, values=values.indices("vocab"))}
+    spec = FusionSpec(fused=lambda x: x, reference=lambda x: x, inputs=inputs, dims={"vocab": dim(1, 9)})
+    plan = make_plan(spec, limits=Limits())
+    levels = plan.factors["choice x"]
+    found = [build(plan, {"choice x": level, "dim rows": 40}, 1).tensors["x"].regime for level in levels]
+    assert found == labels(values.indices(1))
+    assert build(plan, {}, 1).tensors["x"].ordinary
+    made = make_tensor("x", inputs["x"], build(plan, {"choice x": 3, "dim rows": 40}, 1), CPU)
+    assert made.unique().numel() == 1

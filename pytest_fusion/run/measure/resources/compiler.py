@@ -17,9 +17,8 @@ from pytest_fusion.interpreter.scoped import holding
 from pytest_fusion.run.autotuned import causes
 from pytest_fusion.run.measure.resources import cubin
 from pytest_fusion.run.measure.resources.noting import Noted
-from pytest_fusion.run.measure.resources.sent_call import unwrapped
 from pytest_fusion.run.measure.resources.specialisation import Json, Specialisation
-from pytest_fusion.run.measure.resources.specialiser import Live
+from pytest_fusion.run.measure.resources.specialiser import Live, unwrapped
 from pytest_fusion.run.measure.resources.targets import Resources, Target, excess, occupancy
 from pytest_fusion.spec.wording import first_line
 

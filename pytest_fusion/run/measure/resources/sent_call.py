@@ -21,25 +21,15 @@ import cloudpickle
 import torch
 
 from pytest_fusion.case import blank
+from pytest_fusion.run.measure.resources.specialiser import unwrapped
 from pytest_fusion.spec.wording import first_line
 
-# An autotuner around heuristics around a kernel is three.
-_MOST_WRAPPED = 8
 # Launchers read small tensors of integers (lengths, offsets, experts) to size their grids: those keep their values.
 _MOST_VALUES = 1 << 14
 
 
 class NotSentError(Exception):
     """A function or value cannot be sent, or not be made again; the text says why."""
-
-
-def unwrapped(value: Any) -> Any:
-    """The function that a kernel, or anything of Triton's around one, was made from; the value itself otherwise."""
-    for _ in range(_MOST_WRAPPED):
-        if not str(type(value).__module__).startswith("triton.") or not hasattr(value, "fn"):
-            break
-        value = value.fn
-    return value
 
 
 def as_text(value: Any) -> str:

@@ -13,16 +13,26 @@ from types import FunctionType
 from typing import Any
 
 from pytest_fusion.case import value_json
-from pytest_fusion.run.measure.resources.sent_call import unwrapped
 from pytest_fusion.run.measure.resources.specialisation import Argument, Json, Place, Specialisation
 
 # What Triton specialises on does not depend on the compute capability (only AMD's backend has rules of its own).
 _ANY = 90
 _PLAIN = (bool, int, float, str)
+# An autotuner around heuristics around a kernel is three.
+_MOST_WRAPPED = 8
 
 
 class NotSpecialisedError(Exception):
     """Triton refuses to specialise the arguments of a launch; the text says why."""
+
+
+def unwrapped(value: Any) -> Any:
+    """The function that a kernel, or anything of Triton's around one, was made from; the value itself otherwise."""
+    for _ in range(_MOST_WRAPPED):
+        if not str(type(value).__module__).startswith("triton.") or not hasattr(value, "fn"):
+            break
+        value = value.fn
+    return value
 
 
 @cache

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pytest_fusion.checks.evidence import DamagedMemory, WrongAccess, WrongGradient
-from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis, Found
 from pytest_fusion.diagnosis.experiments import Lab
@@ -27,17 +26,6 @@ _ONE_FACTOR = 0.02
 
 Rule = Callable[[Lab], Found | None]
 
-
-def lost_gradient(lab: Lab) -> Found | None:
-    """What one of several outputs sends back, as the check sees it in larger cases: of one key's softmax it is 0."""
-    for case in lab.telling(lab.grown(), 2) if lab.check == gradients.NAME else []:
-        found = lab.attempt(case).probe
-        failure = found.failure if found is not None else None
-        if failure is not None and failure.cause == "lost-output-gradient":
-            return Found(failure.cause, [failure.because])
-    return None
-
-
 # What a layout or an empty dim explains is no matter of values, and what float32 cures is no matter of sizes.
 _OF_VALUES: tuple[Rule, ...] = (
     tuning.config,
@@ -48,9 +36,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     numerics.overflow,
     roundings.rounding,
     epsilons.epsilon,
-    numerics.zeros,
     extents.tail,
-    lost_gradient,
     indices.moved,
     indices.misread,
     sources.elsewhere,
@@ -67,14 +53,13 @@ _OF_HOLES: tuple[Rule, ...] = (
     indices.moved,
     extents.limit,
 )
-_OF_BOUNDS: tuple[Rule, ...] = (extents.zero, strides.layout, extents.one_past)
 _OF_PLACE: tuple[Rule, ...] = (extents.zero, strides.layout)
 # Where nothing more can be learned, the check has said all there is.
 _RULES: dict[str, tuple[Rule, ...]] = {
     "values": _OF_VALUES,
     "gradients": _OF_VALUES,
     "unwritten": _OF_HOLES,
-    "bounds": _OF_BOUNDS,
+    "bounds": _OF_PLACE,
     "error": (extents.zero,),
     "structure": (extents.zero,),
 }

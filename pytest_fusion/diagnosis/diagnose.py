@@ -37,7 +37,6 @@ _OF_VALUES: tuple[Rule, ...] = (
     roundings.rounding,
     epsilons.epsilon,
     extents.tail,
-    indices.moved,
     indices.misread,
     sources.elsewhere,
     extents.limit,
@@ -50,7 +49,6 @@ _OF_HOLES: tuple[Rule, ...] = (
     tuning.config,
     extents.zero,
     strides.layout,
-    indices.moved,
     extents.limit,
 )
 _OF_PLACE: tuple[Rule, ...] = (extents.zero, strides.layout)
@@ -103,7 +101,7 @@ def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
         return _OF_PLACE
     if check == "repeat":
         if isinstance(lab.verdict.evidence, WrongAccess):
-            return indices.moved, indices.mixed
+            return (indices.mixed,)
         return ()
     return _RULES.get(check, ())
 

@@ -255,17 +255,16 @@ class Lab:
                         break
         return case
 
-    def wrong_of(self, answer: Answer, output: str | None = None) -> Wrong | None:
+    def wrong_of(self, answer: Answer) -> Wrong | None:
         """The output that the failure is about where it is wrong, else the failing one of an answer.
 
-        Where no values failed, the first one of which some elements are wrong. ``output`` asks of one by its name.
+        Where no values failed, the first one of which some elements are wrong.
         """
         found = answer.probe
         if found is None:
             return None
         evidence, sought = found.result.evidence, self.verdict.output
         names = [sought, evidence[0]] if evidence is not None else list(found.got)
-        names = names if output is None else [output]
         for name in names:
             got, against = found.got.get(name), found.lanes.get(name)
             if got is None or against is None:

@@ -46,6 +46,7 @@ CAUSES: dict[str, str] = {
     "nan-mishandled": "NaN or infinity in an input makes other elements wrong, or an index or a code",
     "gradient-layout": "the gradient is right for a contiguous upstream gradient and wrong for another layout",
     "gradient-scale": "the gradient is the right one times a constant",
+    "lost-output-gradient": "what flows back from one of several outputs does not reach an input's gradient",
     "upstream-overwritten": "backward writes into the upstream gradient, which other branches of the graph have too",
     "gradient-missing": "an input that the reference differentiates gets no gradient",
     "late-work": "a result still changes after it was returned: work is left on another thread or stream",

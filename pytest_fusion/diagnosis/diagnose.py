@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pytest_fusion.checks.evidence import DamagedMemory, WrongAccess, WrongGradient
+from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis, Found
 from pytest_fusion.diagnosis.experiments import Lab
@@ -25,6 +26,17 @@ UNEXPLAINED = "unexplained"
 _ONE_FACTOR = 0.02
 
 Rule = Callable[[Lab], Found | None]
+
+
+def lost_gradient(lab: Lab) -> Found | None:
+    """What one of several outputs sends back, as the check sees it in larger cases: of one key's softmax it is 0."""
+    for case in lab.telling(lab.grown(), 2) if lab.check == gradients.NAME else []:
+        found = lab.attempt(case).probe
+        failure = found.failure if found is not None else None
+        if failure is not None and failure.cause == "lost-output-gradient":
+            return Found(failure.cause, [failure.because])
+    return None
+
 
 # What a layout or an empty dim explains is no matter of values, and what float32 cures is no matter of sizes.
 _OF_VALUES: tuple[Rule, ...] = (

@@ -35,12 +35,13 @@ class Two(torch.autograd.Function):
 
 @pytest.mark.parametrize("lost", ["", "all", "some"])
 def test_what_one_output_sends_back_is_told_apart(judge_one: Any, monkeypatch: pytest.MonkeyPatch, lost: str) -> None:
-    """Wrong only where out[1] has an upstream gradient, and the failure says so."""
+    """Wrong only where out[1] has an upstream gradient; a cause where nothing of it arrives."""
     monkeypatch.setattr(Two, "lost", lost)
     failures = [judge_one(of_x(Two), two, grad=True, case=case).failure for case in plain_cases(6)]
     found = [failure for failure in failures if failure is not None]
     assert bool(found) is bool(lost)
     assert all("it is wrong only where out[1] has an upstream gradient" in failure.reason for failure in found)
+    assert all((failure.cause == "lost-output-gradient") is (lost == "all") for failure in found)
 
 
 def test_a_gradient_wrong_for_each_output_is_no_matter_of_one(judge_one: Any) -> None:

@@ -52,9 +52,10 @@ def explained(trial: Trial, upstream: Upstream, first: Attempt, verdict: Verdict
     # What only a statistic shows may be hidden by other upstream gradients, and be there all the same.
     gross = not verdict.statistical
     found = _of_layout(trial, upstream, right) if gross else None
-    if gross and found is None and (output := _of_output(trial, upstream, verdict.output, right)) is not None:
-        sentence = f"it is wrong only where {output} has an upstream gradient"
-        verdict = replace(verdict, reason=f"{verdict.reason}; {sentence}")
+    if gross and found is None and (of_one := _of_outputs(trial, upstream, verdict.output, right)) is not None:
+        cause, sentence = of_one
+        found = None if cause is None else (cause, sentence)
+        verdict = verdict if found else replace(verdict, reason=f"{verdict.reason}; {sentence}")
     if found is None and verdict.identity.startswith("gradients:missing"):
         return verdict
     found = found or _of_memory(trial, upstream, first, verdict.output)
@@ -130,11 +131,11 @@ def _of_layout(trial: Trial, upstream: Upstream, right: Right) -> tuple[str, str
     return "gradient-layout", f"it is right when the upstream gradient is contiguous, here it is {listed}"
 
 
-def _of_output(trial: Trial, upstream: Upstream, name: str, right: Right) -> str | None:
-    """The one of several outputs for which gradients are wrong, where those for others are right and not zero."""
+def _of_outputs(trial: Trial, upstream: Upstream, name: str, right: Right) -> tuple[str | None, str] | None:
+    """A sentence where gradients are wrong for one of several outputs alone; a cause where that sends nothing back."""
     if not 1 < len(upstream.able) <= _MOST_OUTPUTS:
         return None
-    wrong: list[str] = []
+    wrong: list[tuple[str, bool]] = []
     others = False
     for output in upstream.able:
         alone = upstream.alone(output)
@@ -142,8 +143,15 @@ def _of_output(trial: Trial, upstream: Upstream, name: str, right: Right) -> str
         if right(attempt, alone):
             others |= _largest(alone.native.get(name.removeprefix("d"))) > 0
         elif attempt.backward is not None:
-            wrong.append(output)
-    return wrong[0] if len(wrong) == 1 and others else None
+            exact = _exact(alone, name.removeprefix("d"))
+            wrong.append((output, not _largest(attempt.named().get(name)) and _largest(exact) > 0))
+    if len(wrong) != 1 or not others:
+        return None
+    output, lost = wrong[0]
+    sentence = f"it is wrong only where {output} has an upstream gradient"
+    if not lost:
+        return None, sentence
+    return "lost-output-gradient", f"{sentence}, and 0 where nothing else has one: what flows back from it is lost"
 
 
 def _of_upstream(trial: Trial, upstream: Upstream, name: str, right: Right) -> tuple[str, str] | None:

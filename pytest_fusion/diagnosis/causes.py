@@ -43,7 +43,6 @@ CAUSES: dict[str, str] = {
     "missing-max-subtraction": "an exponential overflows or vanishes because its argument's maximum is not taken away",
     "overflow": "a value leaves the range of its dtype where the reference's does not",
     "eps-misplaced": "an epsilon or a floor is added in the wrong place, missing, or another one",
-    "zero-value": "a 0 among the values of an input is mishandled",
     "nan-mishandled": "NaN or infinity in an input makes other elements wrong, or an index or a code",
     "gradient-layout": "the gradient is right for a contiguous upstream gradient and wrong for another layout",
     "gradient-scale": "the gradient is the right one times a constant",

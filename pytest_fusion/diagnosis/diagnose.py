@@ -48,10 +48,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     numerics.overflow,
     roundings.rounding,
     epsilons.epsilon,
-    numerics.zeros,
     extents.tail,
-    lost_gradient,
-    indices.moved,
     indices.misread,
     sources.elsewhere,
     extents.limit,
@@ -64,17 +61,15 @@ _OF_HOLES: tuple[Rule, ...] = (
     tuning.config,
     extents.zero,
     strides.layout,
-    indices.moved,
     extents.limit,
 )
-_OF_BOUNDS: tuple[Rule, ...] = (extents.zero, strides.layout, extents.one_past)
 _OF_PLACE: tuple[Rule, ...] = (extents.zero, strides.layout)
 # Where nothing more can be learned, the check has said all there is.
 _RULES: dict[str, tuple[Rule, ...]] = {
     "values": _OF_VALUES,
     "gradients": _OF_VALUES,
     "unwritten": _OF_HOLES,
-    "bounds": _OF_BOUNDS,
+    "bounds": _OF_PLACE,
     "error": (extents.zero,),
     "structure": (extents.zero,),
 }
@@ -118,7 +113,7 @@ def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
         return _OF_PLACE
     if check == "repeat":
         if isinstance(lab.verdict.evidence, WrongAccess):
-            return indices.moved, indices.mixed
+            return (indices.mixed,)
         return ()
     return _RULES.get(check, ())
 

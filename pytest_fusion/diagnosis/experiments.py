@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -178,11 +177,6 @@ class Lab:
                 found.append(seed)
         return found
 
-    def telling(self, case: Case, count: int = 4, most: int = 16) -> list[Case]:
-        """The case at the first few seeds for which it is wrong: what a function draws may show nothing at some."""
-        seeded = (case.with_(seed=seed) for seed in self.seeds(case, most))
-        return list(itertools.islice((each for each in seeded if self.attempt(each).wrong), count))
-
     def always_right(self, case: Case | None, *, edit: Edit | None = None) -> bool:
         """Right for every one of a few seeds."""
         return case is not None and all(
@@ -261,17 +255,16 @@ class Lab:
                         break
         return case
 
-    def wrong_of(self, answer: Answer, output: str | None = None) -> Wrong | None:
+    def wrong_of(self, answer: Answer) -> Wrong | None:
         """The output that the failure is about where it is wrong, else the failing one of an answer.
 
-        Where no values failed, the first one of which some elements are wrong. ``output`` asks of one by its name.
+        Where no values failed, the first one of which some elements are wrong.
         """
         found = answer.probe
         if found is None:
             return None
         evidence, sought = found.result.evidence, self.verdict.output
         names = [sought, evidence[0]] if evidence is not None else list(found.got)
-        names = names if output is None else [output]
         for name in names:
             got, against = found.got.get(name), found.lanes.get(name)
             if got is None or against is None:

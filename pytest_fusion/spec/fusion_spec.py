@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -17,7 +16,7 @@ from pytest_fusion.spec.keywords import as_bench_limits
 from pytest_fusion.spec.promises import Tolerance
 from pytest_fusion.spec.random_numbers import Rng, as_outputs, as_rng, completed
 from pytest_fusion.spec.values import ValueProfile
-from pytest_fusion.spec.wording import checks_words, did_you_mean, is_slip
+from pytest_fusion.spec.wording import checks_words, did_you_mean
 
 # In ``clobbers=``: backward may overwrite the upstream gradient.
 UPSTREAM = "grad_outputs"
@@ -240,28 +239,9 @@ class FusionSpec:
                 )
             if name in self.batch_names:
                 raise SpecError(f"{self.name}: '*{name}' stands for several dimensions and cannot be bounded by dim()")
-        self._check_spelling()
         for name in self.invariant_dims:
             if name not in used:
                 raise SpecError(f"{self.name}: invariant={name!r} names no dim{did_you_mean(name, used)}")
-
-    def _check_spelling(self) -> None:
-        """A dim that occurs once, and another that no input has beside it, one slip of a finger apart."""
-        shapes = [(name, spec.shape) for name, spec in self.tensors.items()]
-        named = Counter(dim for _, shape in shapes for term in shape.terms for dim in term.names)
-        named.update(need for spec in self.derived.values() for need in spec.needs)
-        named.update(
-            [*self.dims, *self.invariant_dims, *(b for s in self.tensors.values() for b in _bound_names(s.values))]
-        )
-        for name, shape in shapes:
-            for own in shape.names:
-                for other in self.dim_names:
-                    together = any({own, other} <= set(one.names) for _, one in shapes)
-                    if named[own] == 1 and not together and is_slip(own, other):
-                        raise SpecError(
-                            f"{self.name}: the dim {own!r}, in {name!r} alone, is spelled nearly as {other!r}; write "
-                            "one word for one size, and for two sizes two that differ more"
-                        )
 
     def _forbid_batch(self, names: Iterable[str], where: str) -> None:
         for name in set(names) & set(self.batch_names):

@@ -132,7 +132,7 @@ class Kernel:
                 return found
             found.reference = digest({str(i): t for i, t in enumerate(reference.native)})
         launches: list[Noted] = []
-        with noted(launches, strict=False):
+        with noted(launches):
             outcome, placed = call(context, case, logical, FILLS[0])
         self._launches[case.key()] = [stood for one in launches if (stood := _representative(one)) is not None]
         if outcome.error is not None:

@@ -1,4 +1,4 @@
-"""Causes in which element belongs where: results at other indices, inputs read at others, slices mixed up."""
+"""Causes in which element belongs where: inputs read at other indices, slices mixed up."""
 
 from __future__ import annotations
 
@@ -19,14 +19,10 @@ from pytest_fusion.diagnosis.experiments import Answer, Lab, Wrong, ordinary
 from pytest_fusion.diagnosis.readings import Reading, readings
 from pytest_fusion.diagnosis.readings import of as readings_of
 from pytest_fusion.errors import SpecError
-from pytest_fusion.oracle.tolerance.output_verdict import index_of
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
 # Two float32 numbers of one distribution agree to 5 digits once in some ten thousand pairs.
 _SAME = 2e-5
-_FEWEST = 3
-_SMALL = 1e-3
-_SHARE = 0.9
 # References that one diagnosis may evaluate on other inputs, at about a millisecond each.
 _MOST_REFERENCES = 250
 _SEEDS = 2
@@ -34,27 +30,6 @@ _MOST_CASES = 2
 _LOUDER = 64.0
 # Calls after the first: of small whole numbers two are what they were in it by chance.
 _LATER = 4
-
-
-def moved(lab: Lab) -> Found | None:
-    """Wrong elements are right ones of other indices, in every one of two inputs."""
-    for case in failing(lab):
-        found = [_wrongs(lab, case.with_(seed=seed)) for seed in lab.seeds(case, _SEEDS)]
-        if not all(found):
-            continue
-        # The places of tokens tell less of themselves than the tokens do.
-        for name in found[0]:
-            wrongs = [each[name] for each in found if name in each]
-            if len(wrongs) < len(found):
-                continue
-            fact = [_moved(wrong, unwritten) for wrong, unwritten in wrongs]
-            if all(fact):
-                return Found("wrong-index-map", [str(fact[0])])
-            tile = _whole_tiles_off(lab, [wrong for wrong, _ in wrongs])
-            if tile:
-                return Found("wrong-index-map", [f"every wrong index is off by a multiple of {tile}, a block size"])
-    lab.ruled_out.append("other indices: the wrong elements are not right ones of other places")
-    return None
 
 
 def failing(lab: Lab) -> Iterator[Case]:
@@ -75,60 +50,6 @@ def _in_float32(lab: Lab, case: Case) -> Case:
         if isinstance(inner, TensorSpec) and inner.follows_case_dtype:
             case = case.with_tensor(name, dtype="float32")
     return case.with_(dtype="float32")
-
-
-def _wrongs(lab: Lab, case: Case) -> dict[str, tuple[Wrong, torch.Tensor | None]]:
-    """The outputs that are wrong, beginning with the one that failed, and where each was never written."""
-    answer = lab.attempt(case)
-    first = lab.wrong_of(answer)
-    if first is None or answer.probe is None:
-        return {}
-    others = (lab.wrong_of(answer, name) for name in answer.probe.got if name != first.name)
-    return {each.name: (each, answer.probe.unwritten.get(each.name)) for each in (first, *others) if each is not None}
-
-
-def _moved(wrong: Wrong, unwritten: torch.Tensor | None) -> str | None:
-    """In words, where the wrong elements come from; ``None`` where they are no elements of the right result."""
-    if not wrong.got.is_floating_point():
-        return None
-    mask = wrong.mask if unwritten is None else wrong.mask & ~unwritten
-    got, right = wrong.got.double(), wrong.right.double()
-    # What is nearly right is an element of its own place, and small ones are all alike.
-    largest = right.abs().nan_to_num(0, 0, 0).max()
-    mask = mask & torch.isfinite(got) & (got.abs() > _SMALL * largest) & ((got - right).abs() > _SMALL * largest)
-    values = right[torch.isfinite(right)]
-    if int(mask.sum()) < _FEWEST or len(set(values.tolist())) < 0.5 * right.numel():
-        return None
-    ordered = values.sort().values
-    taken = got[mask]
-    place = torch.searchsorted(ordered, taken)
-    near = torch.stack([ordered[(place - 1).clamp(min=0)], ordered[place.clamp(max=ordered.numel() - 1)]])
-    equal = ((near - taken).abs() <= _SAME * taken.abs()).any(0)
-    if float(equal.double().mean()) < _SHARE:
-        return None
-    first = [int(i) for i in mask.nonzero()[0]]
-    source = (right - got[tuple(first)]).abs().flatten().nan_to_num(torch.inf).argmin()
-    index = list(index_of(int(source), right.shape))
-    return (
-        f"{int(equal.sum())} of {len(taken)} wrong elements of {wrong.name} are right ones of other indices: "
-        f"{first} holds what belongs to {index}"
-    )
-
-
-def _whole_tiles_off(lab: Lab, wrongs: list[Wrong]) -> int:
-    """The block size whose multiples all wrong integers are off by; 0 where there is none."""
-    if sum(int(wrong.mask.sum()) for wrong in wrongs) < _FEWEST:
-        return 0
-    for block in lab.blocks:
-        if all(
-            not wrong.got.is_floating_point()
-            and wrong.got.dtype is not torch.bool
-            and bool(wrong.mask.any())
-            and bool(((wrong.got.long() - wrong.right.long())[wrong.mask] % block == 0).all())
-            for wrong in wrongs
-        ):
-            return block
-    return 0
 
 
 def misread(lab: Lab) -> Found | None:

@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pytest_fusion.run.measure.resources.compiler import compiled
-from pytest_fusion.run.measure.resources.function_places import NotFoundError
-from pytest_fusion.run.measure.resources.noting import Noted
 from pytest_fusion.run.measure.resources.rehearsal import rehearse
-from pytest_fusion.run.measure.resources.specialisation import Specialisation
+from pytest_fusion.run.measure.resources.sent_call import NotSentError
 from pytest_fusion.run.measure.resources.targets import TARGETS, Resources, Target
 from pytest_fusion.run.process import compile_jobs
 
@@ -49,18 +47,10 @@ def prepare(target: Target) -> None:
 def answer(
     job: dict[str, Any], target: Target, known: dict[str, Resources], begins: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The result of one job: a launch described elsewhere, or a whole call.
-
-    ``known`` is what was compiled before, ``begins`` is called with each kernel's name.
-    """
-    if "call" not in job:
-        specialisation = Specialisation.from_json(job["specialisation"])
-        others = tuple(Specialisation.from_json(other) for other in job["others"])
-        begins(specialisation.kernel)
-        return {"resources": [compiled(Noted(specialisation.kernel, specialisation, "", others), target).as_json()]}
+    """The kernels that one call launches; ``known`` ones are compiled, ``begins`` is called with each other's name."""
     try:
         launches, problem, read = rehearse(job["call"])
-    except NotFoundError as error:
+    except NotSentError as error:
         return {"problem": str(error)}
     found: list[Resources] = []
     for noted in launches:

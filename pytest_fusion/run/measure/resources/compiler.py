@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from pytest_fusion.interpreter.scoped import holding
 from pytest_fusion.run.autotuned import causes
 from pytest_fusion.run.measure.resources import cubin
-from pytest_fusion.run.measure.resources.function_places import NotFoundError, decode, found, kernel_of, unwrapped
 from pytest_fusion.run.measure.resources.noting import Noted
-from pytest_fusion.run.measure.resources.specialisation import Json, Specialisation, shown
-from pytest_fusion.run.measure.resources.specialiser import Live, read_globals
+from pytest_fusion.run.measure.resources.specialisation import Json, Specialisation
+from pytest_fusion.run.measure.resources.specialiser import Live, unwrapped
 from pytest_fusion.run.measure.resources.targets import Resources, Target, excess, occupancy
 from pytest_fusion.spec.wording import first_line
 
@@ -33,11 +32,8 @@ _ASSERTION = re.compile(r"^AssertionError\((['\"])(.*)\1\)$")
 
 
 def compiled(noted: Noted, target: Target) -> Resources:
-    """The resources of ``target`` that a launched kernel takes; an autotuner passes over a config that does not fit.
-
-    A kernel that is not of this process (``noted.live``) is imported.
-    """
-    if noted.specialisation is None:
+    """The resources of ``target`` that a launched kernel takes; an autotuner passes over a config that does not fit."""
+    if noted.specialisation is None or noted.live is None:
         return Resources(noted.kernel, target.name, "unknown", noted.reason)
     first = _compiled(noted.specialisation, noted.live, target)
     if not noted.others:
@@ -48,23 +44,15 @@ def compiled(noted: Noted, target: Target) -> Resources:
         return replace(first, note=chance)
     if first.status == "unknown" and first.note != _DELIBERATE:
         return first
-    lives: Sequence[Live | None] = noted.live_others or [None] * len(noted.others)
-    for other, live in zip(noted.others, lives, strict=True):
+    for other, live in zip(noted.others, noted.live_others, strict=True):
         again = _compiled(other, live, target)
         if again.status == "compiled":
             return replace(again, note=f"{chance} (the first one does not fit)")
     return replace(first, note=f"none of {total} configs of its autotuner compiles")
 
 
-def _compiled(specialisation: Specialisation, live: Live | None, target: Target) -> Resources:
-    try:
-        live = live or _imported(specialisation)
-    except NotFoundError as error:
-        result: Any = Resources(
-            specialisation.kernel, target.name, "unknown", str(error), file=specialisation.place.file
-        )
-    else:
-        result = tried(live, target, run_compiler)
+def _compiled(specialisation: Specialisation, live: Live, target: Target) -> Resources:
+    result = tried(live, target, run_compiler)
     if isinstance(result, Resources):
         advice = f"; if the kernel is not meant for {target.name}, leave that target out"
         reason = (
@@ -96,34 +84,6 @@ def tried(live: Live, target: Target, attempt: Callable[[Live], T]) -> T | Resou
             return failed("unknown", f"Triton here compiles nothing for {target.name}: {broken}")
         file, line = _where(error, live.kernel)
         return failed("refused", _message(error))
-
-
-def _kernel(specialisation: Specialisation) -> Any:
-    """The kernel, imported here; raises ``NotFoundError`` where it is not the one that was launched."""
-    kernel = kernel_of(found(specialisation.place))
-    if not hasattr(kernel, "create_binder"):
-        raise NotFoundError(f"{specialisation.place.path} is no kernel when it is imported outside of the interpreter")
-    here = read_globals(unwrapped(kernel))
-    for name, value in specialisation.globals.items():
-        if here.get(name) != value:
-            raise NotFoundError(
-                f"{name}, which the kernel reads, was {shown(value)} in the test and is {shown(here.get(name))} where "
-                "its module is imported outside of the interpreter; pass it as a tl.constexpr argument"
-            )
-    return kernel
-
-
-def _imported(specialisation: Specialisation) -> Live:
-    """The kernel with what its binder answered; raises ``NotFoundError``."""
-    kernel = _kernel(specialisation)
-    bound: dict[str, Any] = {}
-    specialised: list[tuple[Any, Any]] = []
-    for argument in specialisation.arguments:
-        value = bound[argument.name] = decode(argument.value)
-        constant = argument.type == "constexpr"
-        specialised.append(("constexpr", value) if constant else (decode(argument.type), decode(argument.hint)))
-    options = {name: decode(value) for name, value in specialisation.options.items()}
-    return Live(kernel, bound, specialised, options)
 
 
 def run_compiler(live: Live, *, front_end: bool = False) -> tuple[Any, float | None]:
@@ -192,7 +152,7 @@ def _measured(specialisation: Specialisation, target: Target, result: Any, secon
         target, registers=usage.registers, shared=shared, warps=warps, tensor_columns=common["tensor_columns"]
     )
     if beyond:
-        return Resources(**common, status="refused", reason=beyond, line=specialisation.place.line, exceeds=True)
+        return Resources(**common, status="refused", reason=beyond, line=specialisation.place.line)
     held = occupancy(target, warps=warps, registers=usage.registers, shared=shared)
     return Resources(**common, occupancy=held)
 

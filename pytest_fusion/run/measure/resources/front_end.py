@@ -15,9 +15,14 @@ from typing import Any
 
 from pytest_fusion.interpreter.scoped import replaced
 from pytest_fusion.run.measure.resources.compiler import run_compiler, tried
-from pytest_fusion.run.measure.resources.function_places import NotFoundError
 from pytest_fusion.run.measure.resources.second_triton import Compilable, second_triton
-from pytest_fusion.run.measure.resources.specialiser import Live, bind, constants_of, without_values
+from pytest_fusion.run.measure.resources.specialiser import (
+    Live,
+    NotSpecialisedError,
+    bind,
+    constants_of,
+    without_values,
+)
 from pytest_fusion.run.measure.resources.targets import TARGETS, Resources
 from pytest_fusion.run.process.fork import ChildError, Crash, can_fork, run_isolated
 from pytest_fusion.spec.wording import first_line
@@ -52,7 +57,7 @@ class Launched:
         known |= kinds
         try:
             self.launches.append(without_values(bind(kernel, args, kwargs)))
-        except NotFoundError as error:
+        except NotSpecialisedError as error:
             self.problems.setdefault(str(kernel.fn.__name__), str(error))
 
 

@@ -35,7 +35,7 @@ def loaded(into: list[Resources], launches: list[Specialisation] | None = None) 
             seen.add(key)
             into.append(read(kernel, launch))
 
-    with noted([], strict=False, then=then):
+    with noted([], then=then):
         yield
 
 

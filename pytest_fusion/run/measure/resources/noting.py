@@ -13,9 +13,8 @@ from typing import Any
 
 from pytest_fusion.interpreter.scoped import replaced
 from pytest_fusion.run.autotuned import pruned
-from pytest_fusion.run.measure.resources.function_places import NotFoundError
 from pytest_fusion.run.measure.resources.specialisation import Specialisation
-from pytest_fusion.run.measure.resources.specialiser import Live, bind, specialise
+from pytest_fusion.run.measure.resources.specialiser import Live, NotSpecialisedError, bind, specialise
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +42,9 @@ class _Tuning:
 
 
 class _Notes:
-    def __init__(self, into: list[Noted], run: bool, strict: bool, then: Callable[[Any, Noted], None] | None) -> None:
+    def __init__(self, into: list[Noted], run: bool, then: Callable[[Any, Noted], None] | None) -> None:
         self._into = into
         self._run = run
-        self._strict = strict
         self._then = then
         self._tuning: list[_Tuning] = []
 
@@ -59,8 +57,8 @@ class _Notes:
         name = str(kernel.fn.__name__)
         try:
             live = bind(kernel, args, plain)
-            found = specialise(live, strict=self._strict)
-        except NotFoundError as error:
+            found = specialise(live)
+        except NotSpecialisedError as error:
             noted = Noted(name, None, str(error))
         else:
             if asking:
@@ -102,20 +100,13 @@ def _launch(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 @contextmanager
-def noted(
-    into: list[Noted],
-    *,
-    run: bool = True,
-    strict: bool = True,
-    then: Callable[[Any, Noted], None] | None = None,
-) -> Iterator[None]:
+def noted(into: list[Noted], *, run: bool = True, then: Callable[[Any, Noted], None] | None = None) -> Iterator[None]:
     """Note every launch; does nothing where Triton was not imported.
 
-    ``run=False`` leaves the kernels out: what they would write stays as it is. ``strict=False`` describes what no other
-    process could find as well, by its name. ``then`` is called after each launch with what it returned, a compiled
-    kernel on a GPU.
+    ``run=False`` leaves the kernels out: what they would write stays as it is. ``then`` is called after each launch
+    with what it returned, a compiled kernel on a GPU.
     """
-    notes = _Notes(into, run, strict, then)
+    notes = _Notes(into, run, then)
     with contextlib.ExitStack() as stack:
         for module, class_, replacement in (
             ("triton.runtime.interpreter", "InterpretedFunction", notes.launched),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -16,9 +16,8 @@ import torch
 
 from pytest_fusion.case import blank
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.run.measure.resources.function_places import decode, encode
 from pytest_fusion.run.measure.resources.noting import Noted, noted
-from pytest_fusion.run.measure.resources.specialisation import Json
+from pytest_fusion.run.measure.resources.sent_call import as_text, from_text
 
 READS = "the launcher reads values of tensors, which nothing computed here: on a GPU it may launch other sizes"
 
@@ -67,43 +66,27 @@ _BLANK = "empty empty_like zeros zeros_like".split()
 _METHODS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros".split()
 
 
-def call_json(function: Any, arguments: Mapping[str, Any], backward: tuple[str, ...]) -> dict[str, Json]:
-    """A call as JSON for :func:`rehearse`: its tensors by their form; ``backward``: the gradients of these too.
-
-    Raises ``NotFoundError`` for a function or a value that cannot be handed to another process.
-    """
-    encoded = {name: encode(value) for name, value in arguments.items()}
-    return {"function": encode(function), "arguments": encoded, "backward": list(backward)}
+def sent(function: Any, arguments: Mapping[str, Any], backward: tuple[str, ...]) -> str:
+    """A call for :func:`rehearse`; ``backward``: the gradients of these too. Raises ``NotSentError``."""
+    return as_text((function, dict(arguments), backward))
 
 
-def rehearse(call: Mapping[str, Any]) -> tuple[list[Noted], str, bool]:
+def rehearse(call: str) -> tuple[list[Noted], str, bool]:
     """The launches of one call, why there may be more (what it raised, empty if nothing), and whether it read values.
 
-    Raises ``NotFoundError`` where the call cannot be made here.
+    None of the kernels runs. Raises ``NotSentError`` where the call cannot be made here.
     """
-    function, arguments = decode(call["function"]), {name: decode(each) for name, each in call["arguments"].items()}
-    backward = tuple(call["backward"])
+    function, arguments, backward = from_text(call)
     for name in backward:
         if isinstance(arguments.get(name), torch.Tensor) and arguments[name].dtype.is_floating_point:
             arguments[name].requires_grad_()
-
-    def run() -> None:
-        result = function(**arguments)
-        if backward:
-            _backward(result, [leaf for leaf in arguments.values() if getattr(leaf, "requires_grad", False)])
-
-    return without_kernels(run, posing_as_device(), strict=False)
-
-
-def without_kernels(
-    call: Callable[[], object], posing: AbstractContextManager[object], *, strict: bool
-) -> tuple[list[Noted], str, bool]:
-    """The launches of one call, none of them run, what it raised, empty if nothing, and whether it read values."""
     launches: list[Noted] = []
     problem = ""
-    with posing, values_read() as read, noted(launches, run=False, strict=strict):
+    with posing_as_device(), values_read() as read, noted(launches, run=False):
         try:
-            call()
+            result = function(**arguments)
+            if backward:
+                _backward(result, [leaf for leaf in arguments.values() if getattr(leaf, "requires_grad", False)])
         except Exception as error:  # noqa: BLE001 - the call goes on without its kernels: it may meet anything
             problem = f"{type(error).__name__}: {error}"
     return launches, problem, bool(read)

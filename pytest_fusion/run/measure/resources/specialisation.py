@@ -14,10 +14,8 @@ Json = Any
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a function can be found again: ``path`` is dotted, below ``module``; ``file`` and ``line`` define it."""
+    """Where a function is defined."""
 
-    module: str
-    path: str
     file: str
     line: int
 
@@ -84,8 +82,6 @@ def shown(value: Json) -> str:
     match value:
         case {"tuple": list(items)} | list(items):
             return f"({', '.join(map(shown, items))})"
-        case {"kernel": {"path": str(path)}}:
-            return path
         case dict() if len(value) == 1:
             return str(next(iter(value.values())))
     return str(value)

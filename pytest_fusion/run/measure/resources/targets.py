@@ -163,8 +163,6 @@ class Resources:
     constants: dict[str, str] = field(default_factory=dict)
     occupancy: Occupancy | None = None
     seconds: float | None = None
-    # Refused because a launch would ask for more than the target has, which another tile would not.
-    exceeds: bool = False
     # How a GPU's own choice may differ from what was compiled.
     note: str = ""
 
@@ -176,9 +174,9 @@ class Resources:
         held = data.get("occupancy")
         return cls(**{**data, "occupancy": Occupancy(**held) if held is not None else None})
 
-    def doubted(self, reason: str, *, only_excess: bool = False) -> Resources:
+    def doubted(self, reason: str) -> Resources:
         """The record where a GPU may launch something else: not a refusal then, and ``reason`` is why."""
-        if self.status != "refused" or (only_excess and not self.exceeds):
+        if self.status != "refused":
             return self
         return replace(self, status="unknown", reason=f"{reason} ({self.reason})")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -176,6 +177,11 @@ class Lab:
             if seed != own and (self.check != gradients.NAME or gradients.all_gradients(seed)):
                 found.append(seed)
         return found
+
+    def telling(self, case: Case, count: int = 4, most: int = 16) -> list[Case]:
+        """The case at the first few seeds for which it is wrong: what a function draws may show nothing at some."""
+        seeded = (case.with_(seed=seed) for seed in self.seeds(case, most))
+        return list(itertools.islice((each for each in seeded if self.attempt(each).wrong), count))
 
     def always_right(self, case: Case | None, *, edit: Edit | None = None) -> bool:
         """Right for every one of a few seeds."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pytest_fusion.oracle.lane_result import OutputLanes
 
-# Few enough for a readable file; one in each row of a matrix of up to 32 rows.
+# So few that a file stays readable: a matrix of up to 32 rows has one of the 32 in each row.
 SAMPLES = 32
 # Two right kernels are each within some six deviations of the exact value at one element out of 10^8.
 _APART = 12.0

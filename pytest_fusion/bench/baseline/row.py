@@ -25,7 +25,7 @@ _LATENCY = {
 
 
 def device_class(environment: Mapping[str, Any]) -> str:
-    """``"cpu (modelled)"``, or the GPU's name with its compute capability: ``"NVIDIA H200 (sm_90)"``. Raises
+    """``"cpu (modelled)"``, or the GPU's name and ``capability`` (``"9.0"``): ``"NVIDIA H200 (sm_90)"``. Raises
     ``ValueError`` for a GPU without a name: its facts would be taken for those of any other."""
     if environment.get("lane") != "cuda":
         return MODELLED
@@ -36,8 +36,9 @@ def device_class(environment: Mapping[str, Any]) -> str:
 
 
 def latency_place(environment: Mapping[str, Any]) -> dict[str, str]:
-    """What must be equal for two latencies to be compared. Versions of torch and Triton lose the patch release, which
-    rarely changes generated code; the driver counts by its first part, as it is renewed with its machine."""
+    """What must be equal for two latencies to be compared. torch and Triton lose the patch release, which rarely
+    changes generated code. The driver counts by its first part (``"580"`` of ``"580.65.06"``): it is renewed with its
+    machine."""
     parts = {
         "cpu" if environment.get("lane") == "cpu-interpreter" else "gpu": environment.get("device_name"),
         "capability": environment.get("capability"),

@@ -22,8 +22,8 @@ class Metric:
     ``scale`` is ``RATE`` for events per call, else that of log ratios of candidate to incumbent, one per block of
     calls. Worse: the mean is above ``acceptable``. Good enough: it is below ``limit`` over all calls, after ``fewest``
     observations, and below ``bucket_limit`` in each bucket of some traffic, which has fewer, after
-    ``fewest_in_bucket``. ``itself`` bounds the incumbent compared with itself (0: no test); promotion needs
-    ``fewest_itself`` observations of it.
+    ``fewest_in_bucket``. ``itself`` bounds the distance from 0 of the incumbent compared with itself (0: no test);
+    promotion needs ``fewest_itself`` observations of it.
     """
 
     name: str

@@ -49,8 +49,8 @@ class Bucket:
         self._lock = threading.RLock()
 
     def admit(self) -> tuple[int, int | None]:
-        """Counts a call; returns its number and its place in the sample, if any, equally probable for all calls. Skips
-        are drawn at once: one comparison a call (Li's algorithm L, ACM TOMS 20, 1994)."""
+        """Counts a call; returns its number, from 0, and its place in the sample, if any, equally probable for all
+        calls. Skips are drawn at once: one comparison a call (Li's algorithm L, ACM TOMS 20, 1994)."""
         with self._lock:
             number = self.calls
             self.calls = number + 1

@@ -143,7 +143,7 @@ def cases(
 
 
 def recorded(path: Path, spec: FusionSpec) -> Cases:
-    """At most `MOST` cases of a recording, or a few of each class if that is more. ``CanaryError`` names the option."""
+    """At most `MOST` cases of a recording, or a few of each class if that is more. Raises ``CanaryError``."""
     try:
         found = cases(path, spec)
         if len(found) <= MOST:

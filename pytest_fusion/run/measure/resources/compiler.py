@@ -1,7 +1,7 @@
 """One `Specialisation` compiled for one target, in a process in which Triton does not interpret.
 
-The kernel's own ``run`` does it, as in ``kernel.warmup``: only the binder is replaced, by one that answers with the
-specialisation. Of ``JITFunction`` this touches ``create_binder``, ``device_caches``, ``pre_run_hooks`` and ``run``, and
+The kernel's own ``run`` compiles, as in ``kernel.warmup``; only its binder is replaced, by one that returns the
+specialisation. Touches ``create_binder``, ``device_caches``, ``pre_run_hooks`` and ``run`` of ``JITFunction``, and
 ``knobs.compilation.listener``: the same in 3.6.0, 3.7.1 and 3.9.0.
 """
 
@@ -27,16 +27,13 @@ T = TypeVar("T")
 
 _MICRO = 1e-6
 _DELIBERATE = "not for this target"
-# Triton's words for a type or an option of newer hardware: kernels are written for some targets, not for all.
+# Triton's messages for a type or an option of newer hardware: kernels are written for some targets, not for all.
 _LACKS = re.compile(r"not supported (?:in|on) this architecture|requires NVIDIA SM|requires compute capability")
 _ASSERTION = re.compile(r"^AssertionError\((['\"])(.*)\1\)$")
 
 
 def compiled(noted: Noted, target: Target) -> Resources:
-    """The resources of ``target`` that a launched kernel takes; an autotuner passes over a config that does not fit.
-
-    A kernel that is not of this process (``noted.live``) is imported.
-    """
+    """The resources of a kernel of this process (``live``) or an imported one; skips configs that do not fit."""
     if noted.specialisation is None:
         return Resources(noted.kernel, target.name, "unknown", noted.reason)
     first = _compiled(noted.specialisation, noted.live, target)
@@ -75,7 +72,7 @@ def _compiled(specialisation: Specialisation, live: Live | None, target: Target)
 
 
 def tried(live: Live, target: Target, attempt: Callable[[Live], T]) -> T | Resources:
-    """What ``attempt`` returns, or why the compiler gave nothing: it refuses the kernel, or cannot run here."""
+    """The result of ``attempt``, or why there is none: the compiler rejects the kernel, or cannot run here."""
     file, line = _defined(live.kernel)
 
     def failed(status: Any, reason: str, note: str = "") -> Resources:
@@ -99,7 +96,7 @@ def tried(live: Live, target: Target, attempt: Callable[[Live], T]) -> T | Resou
 
 
 def _kernel(specialisation: Specialisation) -> Any:
-    """The kernel, imported here; raises ``NotFoundError`` where it is not the one that was launched."""
+    """The kernel, imported here; raises ``NotFoundError`` if another one is found."""
     kernel = kernel_of(found(specialisation.place))
     if not hasattr(kernel, "create_binder"):
         raise NotFoundError(f"{specialisation.place.path} is no kernel when it is imported outside of the interpreter")
@@ -114,7 +111,7 @@ def _kernel(specialisation: Specialisation) -> Any:
 
 
 def _imported(specialisation: Specialisation) -> Live:
-    """The kernel with what its binder answered; raises ``NotFoundError``."""
+    """The kernel with its binder's result; raises ``NotFoundError``."""
     kernel = _kernel(specialisation)
     bound: dict[str, Any] = {}
     specialised: list[tuple[Any, Any]] = []
@@ -127,9 +124,9 @@ def _imported(specialisation: Specialisation) -> Live:
 
 
 def run_compiler(live: Live, *, front_end: bool = False) -> tuple[Any, float | None]:
-    """The compiled kernel for the modelled device, and the seconds it took; ``None`` where it was in the cache.
+    """The compiled kernel for the modelled device, and the seconds that took; ``None`` if it was in the cache.
 
-    With ``front_end`` no further than to Triton's own IR, and there is no kernel. Raises what Triton raises.
+    ``front_end`` stops at Triton's own IR, without a kernel. Raises what Triton raises.
     """
     kernel = live.kernel
     memory, keys, target, backend, _ = kernel.create_binder()
@@ -202,14 +199,14 @@ def _caused_by(error: BaseException, name: str) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    """The text of the innermost compilation error, without the source that it quotes."""
+    """The text of the innermost compilation error, without the quoted source."""
     message = ""
     for cause in causes(error):
         text = getattr(cause, "error_message", None)
         message = str(text) if text else message
     if not message:
         message = "; ".join(line.strip() for line in str(error).strip().splitlines()[:3])
-    # The compiler's own assertions arrive as their ``repr``.
+    # Assertions of the compiler arrive as their ``repr``.
     message = _ASSERTION.sub(r"\2", message.strip().replace("\n", " "))
     return (message or type(error).__name__)[:400]
 
@@ -221,7 +218,7 @@ def _defined(kernel: Any) -> tuple[str, int]:
 
 
 def _where(error: BaseException, kernel: Any) -> tuple[str, int]:
-    """File and line that the innermost compilation error points at; the kernel's own where it points nowhere."""
+    """File and line of the innermost compilation error, else of the kernel."""
     place = _defined(kernel)
     for cause in causes(error):
         node, source = getattr(cause, "node", None), getattr(cause, "src", None)
@@ -232,13 +229,13 @@ def _where(error: BaseException, kernel: Any) -> tuple[str, int]:
 
 
 def _owner(source: str, kernel: Any) -> Any:
-    """The kernel or the function called by it whose source Triton compiled."""
+    """The kernel, or the function called by it, whose source Triton compiled."""
     registered = getattr(sys.modules.get("triton.runtime.jit"), "_triton_jit_function_registry", {})
     return next((known for known in (kernel, *registered.values()) if known.src == source), None)
 
 
 def _first_line(kernel: Any) -> int:
-    """The line of the file in which the ``def`` stands."""
+    """The line of the ``def`` in its file."""
     for index, line in enumerate(kernel.raw_src):
         if line.strip().startswith("def "):
             return int(kernel.starting_line_number) + index
@@ -246,7 +243,7 @@ def _first_line(kernel: Any) -> int:
 
 
 def _toolchain_fails(error: BaseException, attempt: Callable[[Live], object]) -> str:
-    """The error of a kernel that does nothing, where an error may be the toolchain's fault; empty if it compiles."""
+    """The error of an empty kernel, if the toolchain may be at fault; empty if that kernel compiles."""
     if _caused_by(error, "CompilationError"):
         return ""
     import triton
@@ -257,6 +254,6 @@ def _toolchain_fails(error: BaseException, attempt: Callable[[Live], object]) ->
 
     try:
         attempt(Live(nothing, {"pointer": None}, [("*fp32", "D")], {}))
-    except Exception as again:  # noqa: BLE001 - any failure says the same
+    except Exception as again:  # noqa: BLE001 - every failure means the same
         return first_line(again) or type(again).__name__
     return ""

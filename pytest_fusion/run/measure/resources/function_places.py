@@ -1,4 +1,4 @@
-"""Where a function or kernel is to be found by a process that imports its module anew; values of a launch as JSON."""
+"""Where another process finds a function or kernel by importing its module; values of a launch as JSON."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _FOREIGN = ("torch", "triton", "numpy")
 
 
 class NotFoundError(Exception):
-    """A function or value cannot be found or made again elsewhere; the text says why and what helps."""
+    """Another process cannot find or make a function or value; the text says why and what helps."""
 
 
 def unwrapped(value: Any) -> Any:
-    """The function that a kernel, or anything of Triton's around one, was made from; the value itself otherwise."""
+    """The function inside a kernel and Triton's wrappers around it; any other value itself."""
     for _ in range(_MOST_WRAPPED):
         if not _tritons(value) or not hasattr(value, "fn"):
             break
@@ -39,7 +39,7 @@ def unwrapped(value: Any) -> Any:
 
 
 def _tritons(value: Any) -> bool:
-    """Whether Triton made the type; a type's module is a descriptor where a metaclass says so."""
+    """Whether Triton made the type; a metaclass may make a type's module a descriptor."""
     module = type(value).__module__
     return isinstance(module, str) and module.startswith("triton.")
 
@@ -55,10 +55,7 @@ def kernel_of(value: Any) -> Any:
 
 
 def place_of(function: Any) -> Place:
-    """Where ``function``, plain or a kernel, is reachable by name from a module that can be imported.
-
-    Raises ``NotFoundError``.
-    """
+    """Where an importable module has ``function``, plain or a kernel, by name. Raises ``NotFoundError``."""
     plain = unwrapped(function)
     code = getattr(plain, "__code__", None)
     name = getattr(plain, "__qualname__", type(plain).__name__)
@@ -82,7 +79,7 @@ def _file_of(module: ModuleType) -> str:
 
 
 def _reached(plain: Any, home: str, name: str) -> Iterator[tuple[ModuleType, str]]:
-    """Modules and dotted paths that lead to ``plain``, the module that defines it first."""
+    """Modules and dotted paths that lead to ``plain``, the defining module first."""
     module = sys.modules.get(home)
     if module is not None:
         if "<locals>" not in name:
@@ -94,7 +91,7 @@ def _reached(plain: Any, home: str, name: str) -> Iterator[tuple[ModuleType, str
 
 
 def _decorated(value: Any, plain: Any, path: str) -> Iterator[str]:
-    """The path to ``plain`` from ``value``: itself, or inside of decorators that say what they wrap, or of a spec."""
+    """The path from ``value`` to ``plain``: itself, or inside a spec or decorators that expose what they wrap."""
     for _ in range(_MOST_WRAPPED):
         if value is None or unwrapped(value) is plain:
             break
@@ -115,15 +112,12 @@ def _named(module: ModuleType, plain: Any) -> Iterator[str]:
 
 
 def _follow(module: Any, path: str) -> Any:
-    # A staticmethod of a class is behind its descriptor only in the class's own dict.
+    # Only the class's own dict has a staticmethod with its descriptor.
     return functools.reduce(lambda owner, name: getattr(owner, name, None), path.split("."), module)
 
 
 def imported(name: str, file: str) -> ModuleType:
-    """The module called ``name`` that ``file`` defines, imported by name or, failing that, from its file.
-
-    Raises ``NotFoundError``; with the error of the module itself.
-    """
+    """The module called ``name``, imported by name or else from ``file``. Raises ``NotFoundError`` with its error."""
     known = sys.modules.get(name)
     if known is not None and _same(_file_of(known), file):
         return known
@@ -176,20 +170,17 @@ def found(place: Place) -> Any:
     return value
 
 
-# Launchers read small tensors of integers (lengths, offsets, experts) to size their grids: those keep their values.
+# Launchers read small integer tensors (lengths, offsets, experts) to size their grids: those keep their values.
 _MOST_VALUES = 1 << 14
 
 
 def encode(value: Any) -> Json:
-    """JSON for a value; raises ``NotFoundError`` for one that has none."""
+    """The JSON of a value; raises ``NotFoundError`` if it has none."""
     return value_json.encode(value, _special, _refuse)
 
 
 def decode(data: Json) -> Any:
-    """The value that :func:`encode` was given, with kernels imported here and tensors of zeros in host memory.
-
-    Raises ``NotFoundError``.
-    """
+    """The value from :func:`encode`, with kernels imported here and zero tensors. Raises ``NotFoundError``."""
     try:
         return value_json.decode(data, _made)
     except ReplayError as error:
@@ -197,7 +188,7 @@ def decode(data: Json) -> Any:
 
 
 def _special(value: Any) -> Any:
-    """JSON for the kinds that drawn values never are; ``NotImplemented`` for the others."""
+    """JSON for the kinds that drawn values never have; ``NotImplemented`` for the others."""
     kind = type(value)
     match value:
         case tuple() if hasattr(value, "_fields"):
@@ -227,7 +218,7 @@ def _refuse(value: Any) -> Any:
 
 
 def _made(data: Any) -> Any:
-    """The value that `_special` was given; ``NotImplemented`` for other JSON."""
+    """The inverse of `_special`; ``NotImplemented`` for other JSON."""
     match data:
         case {"named": str(path), "items": list(items)}:
             return at(path)(*map(decode, items))
@@ -263,7 +254,7 @@ def _form(value: torch.Tensor) -> dict[str, Json]:
         "dtype": str(value.dtype).removeprefix("torch."),
         "shape": list(value.shape),
         "strides": list(value.stride()),
-        # What of the offset decides how the first element is aligned; storages themselves are aligned as on a GPU.
+        # This part decides the alignment of the first element; storages themselves are aligned as on a GPU.
         "offset": value.storage_offset() % 128,
         "values": value.detach().cpu().reshape(-1).tolist() if whole else None,
     }

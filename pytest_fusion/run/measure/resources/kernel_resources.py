@@ -1,4 +1,4 @@
-"""The resources of every kernel that a spec launches at given sizes, without a GPU, and why it compiles again."""
+"""The resources of each kernel that a spec launches at given sizes, without a GPU, and why it compiles again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytest_fusion.run.process.compile_jobs import Answer, Job, compile_all
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import first_line
 
-# Dims by name, and where wanted the case's dtype, drawn inputs by value, and optional ones that are absent as None.
+# Dims by name; optionally the case's dtype, drawn inputs by value, and absent optional inputs as None.
 Sizes = Mapping[str, Any]
 
 _SEED = 0
@@ -33,10 +33,7 @@ NO_KERNEL = "the call launches no Triton kernel"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The resources of one target that the kernels of one call take, in order of first launch, and every launch.
-
-    ``problem`` says why there may be more kernels, or why there are none; empty where all is known.
-    """
+    """The kernels, in order of first launch, and the launches of one call; ``problem``: why some may be missing."""
 
     sizes: dict[str, Any]
     target: str
@@ -52,7 +49,7 @@ class Report:
 
 @dataclass(slots=True)
 class _Draft:
-    """One report in the making."""
+    """A report in progress."""
 
     spec: FusionSpec
     sizes: Sizes
@@ -72,11 +69,11 @@ class _Draft:
 
 
 def resources_of(spec: FusionSpec, sizes: Sequence[Sizes], targets: Sequence[Target]) -> list[Report]:
-    """One report for each of ``sizes`` (as in ``bench=``) and target; kernels compile in parallel, none is run.
+    """One report for each of ``sizes`` (as in ``bench=``) and target; kernels compile in parallel, none runs.
 
-    The launcher is called once a size and target, in a process without the interpreter, on tensors of zeros that say
-    they are on that GPU. Where that cannot be done it is called here, under the interpreter. Gradients are drafts for
-    where the spec has ``grad=``. Raises ``SpecError`` for sizes that the spec does not admit.
+    A process without the interpreter calls the launcher once a size and target, on zero tensors that pose as that
+    GPU's. If that fails, this process interprets the call. Includes backward if the spec has ``grad=``. Raises
+    ``SpecError`` for sizes that the spec does not admit.
     """
     return resources_of_all([(spec, sizes)], targets)[0]
 
@@ -84,7 +81,7 @@ def resources_of(spec: FusionSpec, sizes: Sequence[Sizes], targets: Sequence[Tar
 def resources_of_all(
     rows: Sequence[tuple[FusionSpec, Sequence[Sizes]]], targets: Sequence[Target]
 ) -> list[list[Report]]:
-    """:func:`resources_of` of several specs: the processes, which take seconds to start, are shared."""
+    """:func:`resources_of` of several specs, which share the processes: each takes seconds to start."""
     drafts = [[_Draft(spec, size, target) for size in sizes for target in targets] for spec, sizes in rows]
     every = [one for own in drafts for one in own]
     for one in every:
@@ -97,10 +94,7 @@ def resources_of_all(
 
 
 def recompilations_of(reports: Iterable[Report]) -> list[tuple[str, int]]:
-    """Why the sweep of sizes in ``reports`` compiles kernels again, and how often for one target: ``(reason, count)``.
-
-    Each target counts by itself, as a launcher may choose other tiles on each; that of the most compilations is given.
-    """
+    """``(reason, count)`` of a sweep's recompilations for the target with most: a launcher's tiles depend on it."""
     by_target: dict[str, list[Specialisation]] = {}
     for report in reports:
         by_target.setdefault(report.target, []).extend(report.launches)
@@ -125,10 +119,9 @@ def graded(spec: FusionSpec) -> tuple[str, ...]:
 
 
 def arguments_of(spec: FusionSpec, sizes: Sizes) -> dict[str, Any]:
-    """The inputs at ``sizes``, contiguous, floating ones zero; what is not named is as plain as the spec admits.
+    """The inputs at ``sizes``, contiguous, floating ones zero; unnamed properties are as plain as the spec admits.
 
-    Raises ``SpecError`` for a name that is none, a dim that is left out, and a size that is too small or not the
-    multiple that it must be.
+    Raises ``SpecError`` for an unknown name, a missing dim, and a size that is too small or not the required multiple.
     """
     for name in spec.dim_names:
         if name not in sizes:
@@ -138,7 +131,7 @@ def arguments_of(spec: FusionSpec, sizes: Sizes) -> dict[str, Any]:
 
 
 def _rehearsed(drafts: Sequence[_Draft]) -> None:
-    """Have the launcher called elsewhere; what comes to nothing stays open, with the reason."""
+    """Call the launchers in other processes; a draft that fails stays open, with the reason."""
     calls: dict[tuple[int, str], Any] = {}
     jobs: list[Job] = []
     for number, one in enumerate(drafts):
@@ -168,7 +161,7 @@ def _rehearsed(drafts: Sequence[_Draft]) -> None:
 def _close(
     one: _Draft, kernels: Sequence[Resources], launches: Iterable[Specialisation], problem: str, *, read: bool
 ) -> None:
-    """Report what one call launched; where it read what was not computed, nothing that it launched is refused."""
+    """Report the launches of one call; if it read values that were not computed, none of them is refused."""
     doubts = [READS] if read else []
     if problem:
         doubts.append(f"called without its kernels, the launcher stops early: {first_line(problem)}")
@@ -183,7 +176,7 @@ def _lost(answer: Answer, target: Target) -> Resources:
 
 
 def _interpreted(drafts: Sequence[_Draft]) -> None:
-    """Call the launcher here and have what it launched compiled elsewhere."""
+    """Call the launchers here, and compile their launches in other processes."""
     calls: dict[tuple[int, str], tuple[list[Noted], str, bool]] = {}
     jobs: list[Job] = []
     owners: dict[int, tuple[int, Noted]] = {}

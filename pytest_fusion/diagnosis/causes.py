@@ -1,4 +1,4 @@
-"""The causes that a failure may have, by slug, and the one that a verdict names by itself."""
+"""The causes of failures, by slug, and the cause that a verdict names by itself."""
 
 from __future__ import annotations
 
@@ -75,13 +75,13 @@ CAUSES: dict[str, str] = {
 
 
 def likely_cause(verdict: Verdict) -> str | None:
-    """The slug that a verdict stands for by itself; ``None`` where only experiments can show one."""
+    """The slug that a verdict implies; ``None`` if only experiments can show one."""
     check = registry.of(verdict)
     return check.cause(verdict) if check is not None else None
 
 
 def meaning(cause: str) -> str:
-    """What a slug stands for, in a sentence."""
+    """The meaning of a slug, in a sentence."""
     return all_causes()[cause]
 
 

@@ -28,7 +28,7 @@ _MOST_REFERENCES = 250
 _SEEDS = 2
 _MOST_CASES = 2
 _LOUDER = 64.0
-# Calls after the first: of small whole numbers two are what they were in it by chance.
+# Calls after the first: with small whole numbers, two equal it by chance.
 _LATER = 4
 
 
@@ -76,7 +76,7 @@ def misread(lab: Lab) -> Found | None:
 
 
 def _any_place_does(lab: Lab, answers: list[Answer], reading: Reading) -> bool:
-    """Whether one index read again and again explains no more than another: equal shares do it, as of a mean."""
+    """Whether another index, read repeatedly, explains as much: equal shares do that, as in a mean."""
     first, last = " the first index ", " the last index "
     what = reading.what
     other = what.replace(first, last) if first in what else what.replace(last, first)
@@ -90,10 +90,7 @@ def _any_place_does(lab: Lab, answers: list[Answer], reading: Reading) -> bool:
 
 
 def _in_further_blocks(lab: Lab, case: Case, reading: Reading) -> bool:
-    """Whether the same reading explains the case where there are more blocks, as far as bounds admit them.
-
-    Of a single element past the first block much is the same by chance, of sorted numbers as of flags.
-    """
+    """Whether the reading explains longer cases too: past the first block, one element may agree by chance."""
     for times in (2, 3):
         longer = _longer(lab, case, lambda size, times=times: times * size if size > reading.again else size)  # type: ignore[misc]
         if longer.key() != case.key() and not _explains(lab, longer, reading):
@@ -102,7 +99,7 @@ def _in_further_blocks(lab: Lab, case: Case, reading: Reading) -> bool:
 
 
 def _longer(lab: Lab, case: Case, length: Callable[[int], int]) -> Case:
-    """The case with each dim of this length, where bounds admit it."""
+    """The case with each dim of this length, as far as bounds allow."""
     for dim, size in case.sizes.items():
         if isinstance(size, int):
             case = lab.resized({dim: length(size)}, case) or case
@@ -110,14 +107,14 @@ def _longer(lab: Lab, case: Case, length: Callable[[int], int]) -> Case:
 
 
 def _explains(lab: Lab, case: Case, reading: Reading) -> bool:
-    """Whether a case fails as this reading says. The place is named by its axis, whatever the size."""
+    """Whether this reading explains a failing case; it names the place by its axis, whatever the size."""
     answer = lab.attempt(case)
     same = _same_in(lab, answer, reading, reading.what)
     return answer.wrong and same is not None and _equals(lab, answer, same)
 
 
 def _same_in(lab: Lab, answer: Answer, reading: Reading, what: str) -> Reading | None:
-    """The reading of the same inputs, in these words, of another case."""
+    """The reading of the same inputs with this description, in another case."""
     if answer.probe is None:
         return None
     others = readings_of(lab, reading.names, answer.probe.logical[reading.names[0]])
@@ -149,12 +146,12 @@ def _equals(lab: Lab, answer: Answer, reading: Reading) -> bool:
         largest = float(t.abs().nan_to_num(0, 0, 0).max())
         return torch.allclose(got, t, precise, precise * largest, equal_nan=True)
 
-    # Where the right result is as close, closeness says nothing.
+    # If the right result is as close, closeness proves nothing.
     return close(tried) and not close(right)
 
 
 def mixed(lab: Lab) -> Found | None:
-    """Slices along a dim are right alone and wrong together, though the reference's do not know each other."""
+    """Slices along a dim are right alone and wrong together, though they are independent in the reference."""
     for case in failing(lab):
         for dim, size in ((name, n) for name, n in case.sizes.items() if isinstance(n, int) and n >= 2):
             edits_of = slices_of(lab, case, dim)
@@ -164,7 +161,7 @@ def mixed(lab: Lab) -> Found | None:
                 whole = lab.attempt(case.with_(seed=seed))
                 wrong = _wrong_along(lab, whole, size)
                 if wrong is None and lab.check != gradients.NAME:
-                    break  # no element is far off: it is all of them together that are
+                    break  # no element is far off: all of them together are
                 if wrong is None and not lab.plainly_wrong(case):
                     break
                 places = (0, 1, size - 1, *_worst_of_gradient(lab, whole, size)) if wrong is None else (0, *wrong[1])
@@ -172,7 +169,7 @@ def mixed(lab: Lab) -> Found | None:
                 alone = [(i, lab.attempt(case.with_(seed=seed), edit=edits_of([i]))) for i in tried]
                 if not all(one.right and independent(lab, whole, one, [i], size) for i, one in alone):
                     break
-                # An error of each slice by itself is within what is allowed of few elements, and not of many.
+                # An error of each slice by itself is within the allowed for few elements, and not for many.
                 if wrong is not None and not any(changed_by_others(wrong[0], one, [i], size) for i, one in alone):
                     break
             else:
@@ -185,7 +182,7 @@ def mixed(lab: Lab) -> Found | None:
 
 
 def _wrong_along(lab: Lab, answer: Answer, size: int) -> tuple[Wrong, tuple[int, int]] | None:
-    """The failing output, and the first and last index along its axis of this size where it is wrong."""
+    """The failing output, and the first and last wrong index along its axis of this size."""
     wrong = lab.wrong_of(answer) if lab.check != gradients.NAME else None
     axis = None if wrong is None else axis_of(wrong.mask, size)
     if wrong is None or axis is None:
@@ -195,7 +192,7 @@ def _wrong_along(lab: Lab, answer: Answer, size: int) -> tuple[Wrong, tuple[int,
 
 
 def _worst_of_gradient(lab: Lab, answer: Answer, size: int) -> list[int]:
-    """Where the gradient that fails is worst along its axis of this size: a value that is rare may be wrong alone."""
+    """The indices where the failing gradient is worst along its axis of this size: a rare value may be wrong alone."""
     found, name = answer.probe, lab.verdict.output
     pair = probing.gradient(found, name[1:]) if found is not None and name.startswith("d") else None
     axis = axis_of(pair[1], size) if pair is not None else None
@@ -206,7 +203,7 @@ def _worst_of_gradient(lab: Lab, answer: Answer, size: int) -> list[int]:
 
 
 def changed_by_others(wrong: Wrong, one: Answer, chosen: Sequence[int], size: int) -> bool:
-    """Whether the kernel's own result for these slices is another among the others, by half of its error or more."""
+    """Whether other slices change the kernel's result for these slices by half of its error or more."""
     got = one.probe.got.get(wrong.name) if one.probe is not None else None
     axis = axis_of(wrong.mask, size)
     assert axis is not None
@@ -223,7 +220,7 @@ def axis_of(t: torch.Tensor, size: int) -> int | None:
 
 
 def slices_of(lab: Lab, case: Case, dim: str) -> Callable[[Sequence[int]], Edit] | None:
-    """Edits that leave some slices of a dim; ``None`` where a slice does not stand for itself."""
+    """Edits that select some slices of a dim; ``None`` if slices are not independent."""
     answer = lab.attempt(case)
     one = case.with_(sizes={**case.sizes, dim: 1})
     try:
@@ -249,7 +246,7 @@ def slices_of(lab: Lab, case: Case, dim: str) -> Callable[[Sequence[int]], Edit]
 
 
 def independent(lab: Lab, whole: Answer, one: Answer, chosen: Sequence[int], size: int) -> bool:
-    """Whether the reference's slices by themselves are what they are among the others, and among far larger ones."""
+    """Whether the reference gives slices the same result alone, among the others, and among far larger ones."""
     together, single = _forward_of(lab, whole), _forward_of(lab, one)
     louder = _with_louder_others(whole, one, chosen, size)
     after = probing.right_of(lab.context, louder) if louder is not None else None
@@ -270,7 +267,7 @@ def independent(lab: Lab, whole: Answer, one: Answer, chosen: Sequence[int], siz
 
 
 def _with_louder_others(whole: Answer, one: Answer, chosen: Sequence[int], size: int) -> dict[str, Any] | None:
-    """The inputs with all but the chosen slices far larger: a maximum is the same without an element that is not it."""
+    """The inputs with all other slices far larger: a maximum does not change without an element that is not it."""
     if whole.probe is None or one.probe is None:
         return None
     louder = dict(whole.probe.logical)
@@ -290,14 +287,14 @@ def _with_louder_others(whole: Answer, one: Answer, chosen: Sequence[int], size:
 
 
 def _forward_of(lab: Lab, answer: Answer) -> Mapping[str, torch.Tensor] | None:
-    """The reference's results; gradients of slices that these keep apart are apart too."""
+    """The reference's results; slices that these separate have separate gradients too."""
     if answer.probe is None:
         return None
     return probing.right_of(lab.context, answer.probe.logical) if lab.check == gradients.NAME else answer.probe.expected
 
 
 def cached(lab: Lab) -> Found | None:
-    """In a size that was never met, the first call is right, and later ones give what some input held in the first."""
+    """At a new size, the first call is right, and later ones use some input's values from the first."""
     plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
     for least in ((14, 22, 6, 10), (15, 23, 10, 6)):
         case = lab.grown(plain, least)
@@ -309,7 +306,7 @@ def cached(lab: Lab) -> Found | None:
         if len(later) < _LATER:
             continue
         for name, old in first.probe.logical.items():
-            # Where one element stands for all, as the first length for all lengths, equal ones are right.
+            # If one element serves for all, as the first length for all lengths, equal ones are right.
             if not isinstance(old, torch.Tensor) or not _varies(old):
                 continue
             remaining = Reading((name,), "", lambda _, t=old: t)  # type: ignore[misc]

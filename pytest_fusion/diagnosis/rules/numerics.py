@@ -20,9 +20,9 @@ from pytest_fusion.diagnosis.rules import extents
 _NON_FINITE = ("nan", "inf")
 # exp overflows float32 at 88.7, exp2 at 128, their float16 twins at 11 and 16; scores are scaled by as little as 1/30.
 _EXP_RANGE = (4.0, 4096.0)
-# By this a softmax of float32 sees nothing of a 0 beside its values, with scores scaled down tenfold too.
+# After this shift a 0 has no weight in a softmax of float32, also with scores scaled down tenfold.
 _SHIFT = 1000.0
-# References to ask are three for each, at a third of a millisecond.
+# Three references run for each, at a third of a millisecond.
 _MOST_ELEMENTS = 32
 _SEEDS = 4
 _MOST_DRAWN = 4
@@ -60,10 +60,7 @@ def special(lab: Lab) -> Found | None:
 
 
 def _wrong_otherwise_drawn(lab: Lab, plain: Case) -> Case | None:
-    """The case with another number or flag where that fails: a factor of 0 is the plainest one and hides most.
-
-    0 times NaN is NaN all the same, so that what lacks a product shows with special values even there.
-    """
+    """The case with another number or flag if that fails: a factor of 0 hides most bugs, though 0 times NaN is NaN."""
     for name, pool in lab.plan.pools.items():
         for value in pool[:_MOST_DRAWN]:
             if name in plain.drawn and repr(value) != repr(plain.drawn[name]):
@@ -75,7 +72,7 @@ def _wrong_otherwise_drawn(lab: Lab, plain: Case) -> Case | None:
 
 
 def _hidden(lab: Lab, names: list[str]) -> bool:
-    """Whether the reference gives the same whatever stands in place of the NaN and infinities."""
+    """Whether the reference's result does not depend on the NaN and infinities."""
     answers = [lab.attempt(lab.base), *(lab.attempt(lab.base, edit=edits.finite(names, value)) for value in (0.5, 7.0))]
     outputs = [answer.probe.expected for answer in answers if answer.probe is not None]
     return len(outputs) == len(answers) and all(
@@ -112,7 +109,7 @@ def overflow(lab: Lab) -> Found | None:
         if not _non_finite(wrong):
             lab.ruled_out.append(f"overflow: {evidence[0]}, yet not to infinity")
             return None
-        # What overflows in the lanes that pad a tile, or in elements that are masked out, has a maximum taken away.
+        # If the overflow is in lanes that pad a tile, or in masked elements, the kernel does subtract a maximum.
         far = (edits.shifted(free, -_SHIFT), edits.shifted(free, _SHIFT))
         found = extents.tail(lab, far) or _masked_out(lab, free)
         if found is not None:
@@ -125,8 +122,7 @@ def overflow(lab: Lab) -> Found | None:
 
 
 def _near_an_end(wrong: Wrong, limit: float) -> bool:
-    """Whether a dtype may end there: a float's no nearer to 0 than an exponential's; an integer that wraps is off by
-    more than 1, or clamped at an end of its own."""
+    """Whether a dtype may end there: a float at an exponential's limit or more; an integer wraps or clamps there."""
     if wrong.got.is_floating_point():
         return limit >= _EXP_RANGE[0]
     if wrong.got.dtype is torch.bool:
@@ -136,16 +132,16 @@ def _near_an_end(wrong: Wrong, limit: float) -> bool:
 
 
 def _masked_out(lab: Lab, names: list[str]) -> Found | None:
-    """Right once elements that the reference does not use, whatever they hold, are no larger than the others."""
+    """Right once elements that the reference never uses are no larger than the others."""
     found = lab.attempt(lab.base).probe
     if found is None or not 1 < sum(found.logical[name].numel() for name in names) <= _MOST_ELEMENTS:
         return None
     unused = _unused(lab, names, found.logical).values()
-    # Where nothing counts, as in a softmax over one element, nothing is masked.
+    # If nothing counts, as in a softmax over one element, nothing is masked.
     if not any(bool(mask.any()) for mask in unused) or all(bool(mask.all()) for mask in unused):
         return None
 
-    # The least of what counts wins no maximum, and 0 adds nothing.
+    # The least of the used elements wins no maximum, and 0 adds nothing.
     for what in ("the least of the others", "0"):
 
         def apply(logical: dict[str, Any], what: str = what) -> dict[str, Any]:
@@ -168,7 +164,7 @@ def _masked_out(lab: Lab, names: list[str]) -> Found | None:
 
 
 def _wrong_of_two(lab: Lab, names: list[str], edit: edits.Edit) -> bool:
-    """Whether it fails in spite of the edit with two of what there is one of: of one key a softmax uses no score."""
+    """Whether it fails in spite of the edit with two of a single element: over one key a softmax uses no score."""
     for dim in (dim for dim, size in lab.plain_sizes().items() if size == 1):
         case = lab.resized({dim: 2})
         found = lab.attempt(case).probe if case is not None else None
@@ -180,7 +176,7 @@ def _wrong_of_two(lab: Lab, names: list[str], edit: edits.Edit) -> bool:
 
 
 def _unused(lab: Lab, names: list[str], logical: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """By tensor, the elements that may hold anything finite without a change of the reference's results."""
+    """By tensor, the elements that may hold any finite number without changing the reference's results."""
     before = probing.right_of(lab.context, logical)
     masks = {}
     for name in names:

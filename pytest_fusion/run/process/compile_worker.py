@@ -15,7 +15,7 @@ from pytest_fusion.run.measure.resources.sent_call import NotSentError
 from pytest_fusion.run.measure.resources.targets import TARGETS, Resources, Target
 from pytest_fusion.run.process import compile_jobs
 
-# What every job imports: the stance of torch.compiler imports Dynamo, and modules of tests import the rest.
+# Imports of every job: the stance of torch.compiler imports Dynamo, modules of tests the rest.
 _IMPORTED = (
     *("torch", "torch._dynamo", "triton", "triton.compiler", "triton.backends.nvidia.compiler"),
     *("pytest", "hypothesis", "pytest_fusion.plugin.decorator"),
@@ -36,11 +36,11 @@ def prepare(target: Target) -> None:
         shared=target.shared,
         block=target.shared_per_block,
     )
-    # What is compiled by torch is not ours to measure, and generating code for a device that is not there would fail.
+    # torch's own compiled code is not measured, and generating it for an absent device would fail.
     torch.compiler.set_stance("force_eager")
     modelled_device.model_cuda(torch)
     modelled_device.model_driver(torch)
-    # Nothing can be timed: the first config that survives pruning is chosen.
+    # Without timing, the tuner takes the first config that survives pruning.
     autotune.patch(importlib.import_module("triton.runtime.autotuner").Autotuner)
 
 
@@ -65,8 +65,8 @@ def answer(
 
 
 def work(request: Mapping[str, Any], progress: Callable[[dict[str, Any]], None]) -> None:
-    """Run all jobs of a request, one after the other; ``progress`` is called before each kernel and after each job."""
-    # An abort's last words are those of the compiler, not Python's stack.
+    """Run all jobs of a request, in order; ``progress`` is called before each kernel and after each job."""
+    # The last output of an abort is the compiler's, not Python's stack.
     faulthandler.disable()
     sys.path[:] = request["path"]
     target = TARGETS[request["target"]]
@@ -83,7 +83,7 @@ def work(request: Mapping[str, Any], progress: Callable[[dict[str, Any]], None])
 
 
 def main(requests: str, replies: str) -> None:
-    """Import what takes long, and fork a process for each batch of jobs."""
+    """Do the slow imports, then fork a process for each batch of jobs."""
     for name in _IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

@@ -1,7 +1,7 @@
 """One `Specialisation` compiled for one target, in a process in which Triton does not interpret.
 
-The kernel's own ``run`` does it, as in ``kernel.warmup``: only the binder is replaced, by one that answers with the
-specialisation. Of ``JITFunction`` this touches ``create_binder``, ``device_caches``, ``pre_run_hooks`` and ``run``, and
+The kernel's own ``run`` compiles, as in ``kernel.warmup``; only its binder is replaced, by one that returns the
+specialisation. Touches ``create_binder``, ``device_caches``, ``pre_run_hooks`` and ``run`` of ``JITFunction``, and
 ``knobs.compilation.listener``: the same in 3.6.0, 3.7.1 and 3.9.0.
 """
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _MICRO = 1e-6
 _DELIBERATE = "not for this target"
-# Triton's words for a type or an option of newer hardware: kernels are written for some targets, not for all.
+# Triton's messages for a type or an option of newer hardware: kernels are written for some targets, not for all.
 _LACKS = re.compile(r"not supported (?:in|on) this architecture|requires NVIDIA SM|requires compute capability")
 _ASSERTION = re.compile(r"^AssertionError\((['\"])(.*)\1\)$")
 
@@ -63,7 +63,7 @@ def _compiled(specialisation: Specialisation, live: Live, target: Target) -> Res
 
 
 def tried(live: Live, target: Target, attempt: Callable[[Live], T]) -> T | Resources:
-    """What ``attempt`` returns, or why the compiler gave nothing: it refuses the kernel, or cannot run here."""
+    """The result of ``attempt``, or why there is none: the compiler rejects the kernel, or cannot run here."""
     file, line = _defined(live.kernel)
 
     def failed(status: Any, reason: str, note: str = "") -> Resources:
@@ -87,9 +87,9 @@ def tried(live: Live, target: Target, attempt: Callable[[Live], T]) -> T | Resou
 
 
 def run_compiler(live: Live, *, front_end: bool = False) -> tuple[Any, float | None]:
-    """The compiled kernel for the modelled device, and the seconds it took; ``None`` where it was in the cache.
+    """The compiled kernel for the modelled device, and the seconds that took; ``None`` if it was in the cache.
 
-    With ``front_end`` no further than to Triton's own IR, and there is no kernel. Raises what Triton raises.
+    ``front_end`` stops at Triton's own IR, without a kernel. Raises what Triton raises.
     """
     kernel = live.kernel
     memory, keys, target, backend, _ = kernel.create_binder()
@@ -162,14 +162,14 @@ def _caused_by(error: BaseException, name: str) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    """The text of the innermost compilation error, without the source that it quotes."""
+    """The text of the innermost compilation error, without the quoted source."""
     message = ""
     for cause in causes(error):
         text = getattr(cause, "error_message", None)
         message = str(text) if text else message
     if not message:
         message = "; ".join(line.strip() for line in str(error).strip().splitlines()[:3])
-    # The compiler's own assertions arrive as their ``repr``.
+    # Assertions of the compiler arrive as their ``repr``.
     message = _ASSERTION.sub(r"\2", message.strip().replace("\n", " "))
     return (message or type(error).__name__)[:400]
 
@@ -181,7 +181,7 @@ def _defined(kernel: Any) -> tuple[str, int]:
 
 
 def _where(error: BaseException, kernel: Any) -> tuple[str, int]:
-    """File and line that the innermost compilation error points at; the kernel's own where it points nowhere."""
+    """File and line of the innermost compilation error, else of the kernel."""
     place = _defined(kernel)
     for cause in causes(error):
         node, source = getattr(cause, "node", None), getattr(cause, "src", None)
@@ -192,13 +192,13 @@ def _where(error: BaseException, kernel: Any) -> tuple[str, int]:
 
 
 def _owner(source: str, kernel: Any) -> Any:
-    """The kernel or the function called by it whose source Triton compiled."""
+    """The kernel, or the function called by it, whose source Triton compiled."""
     registered = getattr(sys.modules.get("triton.runtime.jit"), "_triton_jit_function_registry", {})
     return next((known for known in (kernel, *registered.values()) if known.src == source), None)
 
 
 def _first_line(kernel: Any) -> int:
-    """The line of the file in which the ``def`` stands."""
+    """The line of the ``def`` in its file."""
     for index, line in enumerate(kernel.raw_src):
         if line.strip().startswith("def "):
             return int(kernel.starting_line_number) + index
@@ -206,7 +206,7 @@ def _first_line(kernel: Any) -> int:
 
 
 def _toolchain_fails(error: BaseException, attempt: Callable[[Live], object]) -> str:
-    """The error of a kernel that does nothing, where an error may be the toolchain's fault; empty if it compiles."""
+    """The error of an empty kernel, if the toolchain may be at fault; empty if that kernel compiles."""
     if _caused_by(error, "CompilationError"):
         return ""
     import triton
@@ -217,6 +217,6 @@ def _toolchain_fails(error: BaseException, attempt: Callable[[Live], object]) ->
 
     try:
         attempt(Live(nothing, {"pointer": None}, [("*fp32", "D")], {}))
-    except Exception as again:  # noqa: BLE001 - any failure says the same
+    except Exception as again:  # noqa: BLE001 - every failure means the same
         return first_line(again) or type(again).__name__
     return ""

@@ -1,4 +1,4 @@
-"""The resources of every kernel that a spec launches at given sizes, without a GPU, and why it compiles again."""
+"""The resources of each kernel that a spec launches at given sizes, without a GPU, and why it compiles again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pytest_fusion.run.process.compile_jobs import Answer, Job, compile_all
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import first_line
 
-# Dims by name, and where wanted the case's dtype, drawn inputs by value, and optional ones that are absent as None.
+# Dims by name; optionally the case's dtype, drawn inputs by value, and absent optional inputs as None.
 Sizes = Mapping[str, Any]
 
 _SEED = 0
@@ -30,10 +30,7 @@ NO_KERNEL = "the call launches no Triton kernel"
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The resources of one target that the kernels of one call take, in order of first launch, and every launch.
-
-    ``problem`` says why there may be more kernels, or why there are none; empty where all is known.
-    """
+    """The kernels, in order of first launch, and the launches of one call; ``problem``: why some may be missing."""
 
     sizes: dict[str, Any]
     target: str
@@ -67,7 +64,7 @@ class _Wanted:
 
 
 def resources_of(spec: FusionSpec, sizes: Sequence[Sizes], targets: Sequence[Target]) -> list[Report]:
-    """One report for each of ``sizes`` (as in ``bench=``) and target; kernels compile in parallel, none is run.
+    """One report for each of ``sizes`` (as in ``bench=``) and target; kernels compile in parallel, none runs.
 
     The launcher is called once a size and target, in a process without the interpreter, on tensors of zeros that say
     they are on that GPU; with gradients where the spec has ``grad=``. Raises ``SpecError`` for sizes that the spec does
@@ -102,10 +99,7 @@ def resources_of_all(
 
 
 def recompilations_of(reports: Iterable[Report]) -> list[tuple[str, int]]:
-    """Why the sweep of sizes in ``reports`` compiles kernels again, and how often for one target: ``(reason, count)``.
-
-    Each target counts by itself, as a launcher may choose other tiles on each; that of the most compilations is given.
-    """
+    """``(reason, count)`` of a sweep's recompilations for the target with most: a launcher's tiles depend on it."""
     by_target: dict[str, list[Specialisation]] = {}
     for report in reports:
         by_target.setdefault(report.target, []).extend(report.launches)
@@ -130,10 +124,9 @@ def graded(spec: FusionSpec) -> tuple[str, ...]:
 
 
 def arguments_of(spec: FusionSpec, sizes: Sizes) -> dict[str, Any]:
-    """The inputs at ``sizes``, contiguous, floating ones zero; what is not named is as plain as the spec admits.
+    """The inputs at ``sizes``, contiguous, floating ones zero; unnamed properties are as plain as the spec admits.
 
-    Raises ``SpecError`` for a name that is none, a dim that is left out, and a size that is too small or not the
-    multiple that it must be.
+    Raises ``SpecError`` for an unknown name, a missing dim, and a size that is too small or not the required multiple.
     """
     for name in spec.dim_names:
         if name not in sizes:

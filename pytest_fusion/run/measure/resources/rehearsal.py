@@ -1,7 +1,7 @@
-"""A launcher called where there is no GPU and no interpreter: which kernels it would launch, with which arguments.
+"""Which kernels a launcher launches on a GPU, with which arguments, found without a GPU and without the interpreter.
 
-Tensors lie in host memory and say that they are on a device; kernels are noted and left out. So a launcher takes the
-tiles and the configs that it takes on a GPU, which need not be those that it chooses under the interpreter.
+Tensors are in host memory and pose as on a device; kernels are skipped. So a launcher chooses the tiles and configs of
+a GPU, which may differ from those under the interpreter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _FUNCTIONS = "nonzero unique masked_select bincount repeat_interleave".split()
 
 @contextmanager
 def values_read() -> Iterator[list[str]]:
-    """The names of what reads values, as it is called: scalars taken out, and shapes that depend on values."""
+    """The names of calls that read values: scalars, and shapes that depend on values."""
     read: list[str] = []
     with ExitStack() as stack:
         for owner, names in ((torch.Tensor, _VALUES), (torch, _FUNCTIONS)):
@@ -61,7 +61,7 @@ _FACTORIES = (
     "arange as_tensor empty_permuted empty_strided eye full full_like linspace ones ones_like rand rand_like randint "
     "randint_like randn randn_like randperm scalar_tensor tensor"
 ).split()
-# Uninitialised integers that a launcher reads as sizes could ask for any amount of memory.
+# A launcher that reads uninitialised integers as sizes could allocate any amount of memory.
 _BLANK = "empty empty_like zeros zeros_like".split()
 _METHODS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros".split()
 
@@ -93,7 +93,7 @@ def rehearse(call: str) -> tuple[list[Noted], str, bool]:
 
 
 def _backward(result: Any, leaves: list[torch.Tensor]) -> None:
-    """With upstream gradients of zeros; what comes of it is left, where ``backward`` would copy it into ``.grad``."""
+    """Run backward with zero upstream gradients; ``autograd.grad``, as ``backward`` would copy into ``.grad``."""
     wanted = [output for output in tensors_of(result) if output.requires_grad]
     if wanted and leaves:
         torch.autograd.grad(wanted, leaves, [torch.zeros_like(output) for output in wanted], allow_unused=True)
@@ -101,7 +101,7 @@ def _backward(result: Any, leaves: list[torch.Tensor]) -> None:
 
 @contextmanager
 def posing_as_device() -> Iterator[None]:
-    """Tensors in host memory answer that they are on ``cuda:0``; what is to be made there is made in host memory."""
+    """Host tensors pose as on ``cuda:0``; tensors for that device are made in host memory."""
     device = torch.device("cuda", 0)
     with ExitStack() as stack:
         for name, value in (
@@ -132,7 +132,7 @@ def _on_host(upstream: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _blank(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    """Zeros in place of any factory's values; only the part that is written takes memory."""
+    """Zeros instead of any factory's values: only written pages take memory."""
 
     @functools.wraps(upstream)
     def make(*args: Any, **kwargs: Any) -> Any:

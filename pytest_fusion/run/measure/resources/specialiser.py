@@ -1,7 +1,7 @@
 """Launch arguments -> `Specialisation`, by the code of Triton's own launcher; for interpreted kernels too.
 
-Of ``triton.runtime.jit`` this touches ``KernelParam`` and ``create_function_from_signature``, and of a kernel ``fn``,
-``params`` and ``kwargs``: the same in 3.6.0, 3.7.1 and 3.9.0.
+Touches ``KernelParam`` and ``create_function_from_signature`` of ``triton.runtime.jit``, and ``fn``, ``params`` and
+``kwargs`` of a kernel: the same in 3.6.0, 3.7.1 and 3.9.0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from pytest_fusion.case import value_json
 from pytest_fusion.run.measure.resources.specialisation import Argument, Json, Place, Specialisation
 
-# What Triton specialises on does not depend on the compute capability (only AMD's backend has rules of its own).
+# Triton specialises alike for every compute capability (only AMD's backend has other rules).
 _ANY = 90
 _PLAIN = (bool, int, float, str)
 # An autotuner around heuristics around a kernel is three.
@@ -56,7 +56,7 @@ def _parameters(kernel: Any) -> list[Any]:
     parameters = getattr(kernel, "params", None)
     if parameters is not None:
         return list(parameters)
-    # An interpreted kernel keeps what it was decorated with and nothing else.
+    # An interpreted kernel has only the arguments of its decorator.
     never = kernel.kwargs.get("do_not_specialize") or ()
     unaligned = kernel.kwargs.get("do_not_specialize_on_alignment") or ()
     return [
@@ -73,7 +73,7 @@ def constants_of(kernel: Any) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class Live:
-    """A kernel of this process and what its binder answered: all that compiling it takes, functions included."""
+    """A kernel of this process and its binder's result: all that compiling it needs, functions included."""
 
     kernel: Any
     bound: dict[str, Any]
@@ -97,7 +97,7 @@ def bind(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Live:
 
 
 def without_values(live: Live) -> Live:
-    """The launch without what is no constant: it takes no tensor's memory."""
+    """The launch with its constants only: it holds no tensor's memory."""
     values = zip(live.bound.items(), live.specialised, strict=True)
     return replace(live, bound={name: _constants(kind[0], value) for (name, value), kind in values})
 
@@ -140,7 +140,7 @@ def _described(specialised: tuple[Any, Any], value: Any) -> tuple[Json, Json, Js
 
 
 def _texts(hint: Any) -> Any:
-    """Hints without the constants that stand among those of a tuple."""
+    """Hints without the constants among those of a tuple."""
     if isinstance(hint, tuple):
         items = [_texts(item) for item in hint]
         return type(hint)(*items) if hasattr(hint, "_fields") else tuple(items)
@@ -148,7 +148,7 @@ def _texts(hint: Any) -> Any:
 
 
 def _constants(type_: Any, value: Any) -> Any:
-    """The constants inside of a tuple, ``None`` where there is none."""
+    """The constants inside a tuple, ``None`` for the others."""
     if isinstance(type_, tuple):
         items = [_constants(kind, item) for kind, item in zip(type_, value, strict=True)]
         return type(type_)(*items) if hasattr(type_, "_fields") else tuple(items)
@@ -156,7 +156,7 @@ def _constants(type_: Any, value: Any) -> Any:
 
 
 def read_globals(function: Any) -> dict[str, Json]:
-    """The plain variables of its module that a kernel's own code names: numbers, strings, constexprs."""
+    """The plain module variables that a kernel's code names: numbers, strings, constexprs."""
     found: dict[str, Json] = {}
     for name in sorted(set(function.__code__.co_names)):
         value = function.__globals__.get(name)

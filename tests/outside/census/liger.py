@@ -23,6 +23,10 @@ UPSTREAM = dict.fromkeys(
 CANCELS = "Liger-Kernel 0.8.5: group norm cancels, and overflows in float16"
 NORMS = dict.fromkeys(("low-precision-accumulation", "overflow"), CANCELS)
 NARROW_HEADS = {"does-not-compile": "Liger-Kernel 0.8.5: neighborhood attention does not compile for narrow heads"}
+COPIED = {"ignores-strides": "Liger-Kernel 0.8.5: the gradient of logits that are not contiguous is the logits"}
+FROZEN = {"gradient-missing": "Liger-Kernel 0.8.5: fused linear cross entropy has no gradient for the weight alone"}
+TABLE = {"low-precision-accumulation": "Liger-Kernel 0.8.5: the gradient of an embedding stops growing in 16 bits"}
+POWERS = dict.fromkeys(("low-precision-accumulation", "overflow"), "Liger-Kernel 0.8.5: PolyNorm overflows in float16")
 OVERWRITTEN = {"mutates-input": "Liger-Kernel 0.8.5: backward overwrites the inputs of SwiGLU and GEGLU"}
 
 
@@ -253,7 +257,7 @@ def kernels() -> list[Kernel]:
                deterministic=False, proved=NORMS),
         kernel("poly_norm", lambda x, weight, bias: ops.LigerPolyNormFunction.apply(x, weight, bias, EPS), poly_norm,
                {"x": tensor("rows n"), "weight": tensor("3"), "bias": tensor("")}, dims=rows, grad=True,
-               proved=UPSTREAM),
+               proved={**UPSTREAM, **POWERS}),
         kernel("modulated_rms_norm", lambda x, weight, scale, shift:
                ops.LigerModulatedRMSNormFunction.apply(x, weight, scale, shift, EPS), modulated,
                {"x": tensor("batch seq n"), "weight": tensor("n"), "scale": tensor("batch n"),
@@ -280,14 +284,15 @@ def kernels() -> list[Kernel]:
                dims=rows, grad=True),
         kernel("cross_entropy", lambda logits, target:
                ops.LigerCrossEntropyFunction.apply(logits * 1, target, None)[0], cross_entropy, classes, dims=loss,
-               grad=True),
+               grad=True, proved=COPIED),
         kernel("cross_entropy, smoothing, softcap, sum", lambda logits, target:
                ops.LigerCrossEntropyFunction.apply(logits * 1, target, None, -100, 0.0, 0.1, "sum", 5.0)[0],
-               capped_cross_entropy, classes, dims=loss, grad=True),
+               capped_cross_entropy, classes, dims=loss, grad=True, proved=COPIED),
         kernel("fused_linear_cross_entropy", lambda x, weight, target:
                ops.LigerFusedLinearCrossEntropyFunction.apply(x, weight, target)[0], linear_cross_entropy,
                {"x": tensor("rows hidden"), "weight": tensor("vocab hidden"), "target": derived(formulas.labels)},
-               wide=(0,), dims={"rows": dim(1, 40), "hidden": dim(1, 64), "vocab": dim(1, 300)}, grad=True),
+               wide=(0,), dims={"rows": dim(1, 40), "hidden": dim(1, 64), "vocab": dim(1, 300)}, grad=True,
+               proved=FROZEN),
         kernel("fused_linear_jsd", lambda x, weight, y, teacher:
                ops.LigerFusedLinearJSDFunction.apply(x, weight, y, teacher, None, 0.5), linear_jsd,
                {"x": tensor("rows hidden"), "weight": tensor("vocab hidden"), "y": tensor("rows other"),
@@ -334,7 +339,7 @@ def kernels() -> list[Kernel]:
                {"weight": tensor("vocab n"),
                 "index": tensor("rows seq", dtype=torch.int64, values=values.indices("vocab"))},
                dims={"vocab": dim(1), "n": dim(1), "rows": dim(1), "seq": dim(1)}, grad="weight",
-               deterministic=False),
+               deterministic=False, proved=TABLE),
         kernel("attn_res", lambda blocks, query, norm: ops.LigerAttnResFunction.apply(blocks, query, norm, EPS),
                attention_residual, {"blocks": tensor("depth batch seq n"), "query": tensor("n"), "norm": tensor("n")},
                dims={"depth": dim(1, 8), "batch": dim(1), "seq": dim(1), "n": dim(1, 4096)}, grad=True),

@@ -3,12 +3,13 @@
 Upcasts (``.float()``, ``dtype=float32``) do not count, and sums stay in float32 inside of an operation. Softmax, norms
 and attention count as their formulas written out, so that it makes no difference whether the reference does that. Only
 digits are lost: a number that 16 bits cannot hold for its size keeps float32's range, since what overflows is no
-yardstick.
+yardstick. Products of matrices are the exception: whoever stores their result in float16 has infinity there.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,12 +28,16 @@ from pytest_fusion.run.precision import full_precision
 # One sample is what rounding to nearest does, which may be exact by luck: others round at random.
 SAMPLES = 8
 _WIDE = frozenset({torch.float32, D})
-# Operations that count as their formula. Their row statistics (mean, sum) stay in float32, as in torch's own kernels.
+# Operations that count as their formula. A norm's row statistics (mean, sum) stay in float32, as in torch's kernels.
 _FORMULAS = frozenset(
     "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data silu silu_backward native_layer_norm "
     "native_layer_norm_backward native_group_norm native_group_norm_backward native_batch_norm _fused_rms_norm "
     "native_batch_norm_backward _fused_rms_norm_backward".split()
 )
+
+# Of these the sum over a row is rounded as well: it cancels against one term, and a formula written out rounds it.
+_ROUNDED_SUMS = frozenset({"_softmax_backward_data", "_log_softmax_backward_data"})
+_PRODUCTS = frozenset("mm bmm addmm baddbmm mv addmv dot convolution".split())
 
 
 class Eager(OperatorMode):
@@ -53,11 +58,11 @@ class Eager(OperatorMode):
         """The results of the operator, rounded in place."""
         given = [t for t in tensors_of((args, kwargs)) if t.is_floating_point() or t.is_complex()]
         dtype = self._promoted(given)
-        bits = GRIDS[dtype].bits if dtype in GRIDS and dtype not in _WIDE else 0
+        grid = None if dtype is None or dtype in _WIDE else GRIDS.get(dtype)
         facts = schema(func)
-        body = decompositions().get(func) if bits and facts.name in _FORMULAS else None
+        body = decompositions().get(func) if grid and facts.name in _FORMULAS else None
         if body is not None and self._whole is None:
-            self._whole = given[0].shape
+            self._whole = None if facts.name in _ROUNDED_SUMS else given[0].shape
             try:
                 with self:
                     out = body(*args, **kwargs)
@@ -70,8 +75,8 @@ class Eager(OperatorMode):
         known = {_key(t) for t in given} if facts.view else ()
         for place, result in enumerate(t for t in tensors_of(out) if t.dtype in _WIDE and _key(t) not in known):
             self._note(result, dtype)
-            if bits and not (statistics and place) and self._whole in (None, result.shape):
-                self._round(result, bits)
+            if grid and not (statistics and place) and self._whole in (None, result.shape):
+                self._round(result, grid.bits, grid.largest if facts.name in _PRODUCTS else math.inf)
         return out
 
     def stored(self, result: Tensor) -> Tensor:
@@ -103,9 +108,10 @@ class Eager(OperatorMode):
         # The reference to a storage keeps its address from being used again.
         self._dtypes[_key(result)] = (StorageWeakRef(result.untyped_storage()), dtype)  # type: ignore[no-untyped-call]
 
-    def _round(self, result: Tensor, bits: int) -> None:
+    def _round(self, result: Tensor, bits: int, largest: float) -> None:
         values = result.detach()
-        result.data.copy_(torch.where(values.isfinite(), significand(values, bits, self._generator), values))
+        rounded = torch.where(values.isfinite(), significand(values, bits, self._generator), values)
+        result.data.copy_(torch.where(rounded.abs() > largest, rounded * math.inf, rounded))
 
 
 def _key(tensor: Tensor) -> int:

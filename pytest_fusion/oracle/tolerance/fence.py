@@ -17,14 +17,14 @@ from torch import Tensor
 from pytest_fusion.oracle.lane_result import OutputLanes
 from pytest_fusion.oracle.rounding import D
 from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict
-from pytest_fusion.oracle.tolerance.spread import Spread, spread_of
+from pytest_fusion.oracle.tolerance.spread import Spread, allowed_classes, spread_of
 
 TIMES = 2.0
 # Shorter rows are compared as a whole tensor: a largest error of few is chance.
 _ROW = 16
 _USUAL = 0.9
-# What is exact, of another shape, or not finite where the reference is, has no fence.
-_NO_FENCE = frozenset({"exact", "shape", "nonfinite"})
+# What is exact, or of another shape, has no fence.
+_NO_FENCE = frozenset({"exact", "shape"})
 
 
 def fenced(
@@ -33,16 +33,19 @@ def fenced(
     """A failed ``verdict`` with its grade: ``C`` inside of the fence, ``D`` outside.
 
     ``eager`` gives results (samples, *shape) of the reference op by op in the case's 16-bit dtype, ``None`` where there
-    is none: in wider dtypes the reference and its lanes are that, which add up in any order.
+    is none: in wider dtypes the reference and its lanes are that, which add up in any order. What is not finite where
+    the reference is, is outside but where eager PyTorch's own products overflow.
     """
     if verdict.statistic in _NO_FENCE:
         return verdict
-    spread = spread_of(lanes)
+    spread, sampled = spread_of(lanes), eager()
+    if verdict.statistic == "nonfinite" and not _overflows(candidate, lanes, spread, sampled):
+        return verdict
     shape = tuple(candidate.shape)
     columns = shape[-1] if shape and shape[-1] >= _ROW else candidate.numel()
     got = candidate.detach().to(D).reshape(-1)
     error, step = (t.reshape(-1, columns) for t in (_off(got, spread), spread.step))
-    lost = _lost(spread, eager()).reshape(-1, *error.shape)
+    lost = _lost(spread, sampled).reshape(-1, *error.shape)
     rms, worst = _rms(lost).max(0)
     most = lost.amax(-1).gather(0, worst[None])[0]
     # One sample of a row may have no element as far off as is usual beside its root mean square.
@@ -56,6 +59,12 @@ def fenced(
     return replace(
         verdict, reason=f"{verdict.reason}; eager PyTorch in this dtype is off by {theirs:.3g} there at most"
     )
+
+
+def _overflows(candidate: Tensor, lanes: OutputLanes, spread: Spread, eager: Tensor | None) -> bool:
+    """Whether eager PyTorch has a number that is not finite wherever the candidate must not have one."""
+    wrong = ~allowed_classes(candidate.detach().to(D).reshape(-1), lanes, spread)
+    return eager is not None and not bool(eager.reshape(eager.shape[0], -1).isfinite().all(0)[wrong].any())
 
 
 def _off(values: Tensor, spread: Spread) -> Tensor:

@@ -140,7 +140,7 @@ def multi_token_attention(scores: Tensor, weight: Tensor, bias: Tensor) -> Tenso
 
 
 def linear_jsd(x: Tensor, weight: Tensor, y: Tensor, teacher: Tensor) -> Tensor:
-    return jsd(F.linear(x, weight).log_softmax(-1), F.linear(y, teacher).log_softmax(-1))
+    return jsd(F.linear(x, weight).log_softmax(-1), F.linear(y, teacher).log_softmax(-1)).float()
 
 
 def linear_kl(x: Tensor, weight: Tensor, p: Tensor) -> Tensor:
@@ -297,7 +297,7 @@ def kernels() -> list[Kernel]:
                ops.LigerFusedLinearJSDFunction.apply(x, weight, y, teacher, None, 0.5), linear_jsd,
                {"x": tensor("rows hidden"), "weight": tensor("vocab hidden"), "y": tensor("rows other"),
                 "teacher": tensor("vocab other")},
-               dims={"rows": dim(1, 40), "hidden": dim(1, 64), "other": dim(1, 64), "vocab": dim(1, 300)},
+               wide=(0,), dims={"rows": dim(1, 40), "hidden": dim(1, 64), "other": dim(1, 64), "vocab": dim(1, 300)},
                grad=("x", "weight")),
         kernel("fused_ce_tvd", lambda x, teacher, target: ops.LigerFusedCETVDFunction.apply(x * 1, teacher, target),
                ce_tvd, {"x": tensor("rows vocab"), "teacher": tensor("rows vocab"),

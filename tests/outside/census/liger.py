@@ -25,6 +25,10 @@ NORMS = dict.fromkeys(("low-precision-accumulation", "overflow"), CANCELS)
 NARROW_HEADS = {"does-not-compile": "Liger-Kernel 0.8.5: neighborhood attention does not compile for narrow heads"}
 COPIED = {"ignores-strides": "Liger-Kernel 0.8.5: the gradient of logits that are not contiguous is the logits"}
 FROZEN = {"gradient-missing": "Liger-Kernel 0.8.5: fused linear cross entropy has no gradient for the weight alone"}
+LOGARITHM = {
+    "missing-max-subtraction": "Liger-Kernel 0.8.5: label smoothing over a split vocabulary is infinite where a class is improbable"
+}
+GRID = {"raises": "Liger-Kernel 0.8.5: the GRPO loss of 65536 tokens cannot be launched"}
 TABLE = {"low-precision-accumulation": "Liger-Kernel 0.8.5: the gradient of an embedding stops growing in 16 bits"}
 POWERS = dict.fromkeys(("low-precision-accumulation", "overflow"), "Liger-Kernel 0.8.5: PolyNorm overflows in float16")
 OVERWRITTEN = {"mutates-input": "Liger-Kernel 0.8.5: backward overwrites the inputs of SwiGLU and GEGLU"}
@@ -310,7 +314,7 @@ def kernels() -> list[Kernel]:
                smoothed,
                {"logits": tensor("batch rows vocab"),
                 "target": tensor("batch rows", dtype=torch.int64, values=values.indices("vocab"))},
-               wide=(0,), dims={"batch": dim(1), **loss}, grad="logits"),
+               wide=(0,), dims={"batch": dim(1), **loss}, grad="logits", proved=LOGARITHM),
         kernel("kl_div", lambda log_q, p: ops.LigerKLDivLossFunction.apply(log_q, p), kl_div,
                {"log_q": log_q, "p": probabilities}, wide=(0,), dims=loss, grad="log_q"),
         kernel("jsd", lambda log_q, log_p: ops.LigerJSDFunction.apply(log_q, log_p, None, 0.5), jsd,
@@ -322,7 +326,7 @@ def kernels() -> list[Kernel]:
                 "old": tensor("batch seq", dtype=torch.float32, values=values.uniform(-6.0, -0.1)),
                 "ids": tensor("batch seq", dtype=torch.int64, values=values.indices("vocab")),
                 "advantages": tensor("batch", dtype=torch.float32)},
-               wide=(0,), dims={"batch": dim(1), "seq": dim(1), "vocab": dim(1)}, grad="logits"),
+               wide=(0,), dims={"batch": dim(1), "seq": dim(1), "vocab": dim(1)}, grad="logits", proved=GRID),
         kernel("rope", lambda q, k, cos, sin: copied(ops.LigerRopeFunction.apply(q, k, cos, sin)), rope, turned,
                dims=heads, grad=("q", "k"), clobbers=("q", "k"), proved=UPSTREAM),
         kernel("qwen2vl_mrope", lambda q, k, cos, sin:

@@ -38,14 +38,17 @@ def fenced(
     """
     if verdict.statistic in _NO_FENCE:
         return verdict
-    spread, sampled = spread_of(lanes), eager()
-    if verdict.statistic == "nonfinite" and not _overflows(candidate, lanes, spread, sampled):
-        return verdict
-    shape = tuple(candidate.shape)
-    columns = shape[-1] if shape and shape[-1] >= _ROW else candidate.numel()
+    spread, shape = spread_of(lanes), tuple(candidate.shape)
     got = candidate.detach().to(D).reshape(-1)
+    found = eager()
+    samples = got.new_empty(0, len(got)) if found is None else found.to(spread.dtype).to(D).reshape(-1, len(got))
+    if verdict.statistic == "nonfinite":
+        wrong = ~allowed_classes(got, lanes, spread)
+        if bool(samples.isfinite().all(0)[wrong].any()):
+            return verdict
+    columns = shape[-1] if shape and shape[-1] >= _ROW else len(got)
     error, step = (t.reshape(-1, columns) for t in (_off(got, spread), spread.step))
-    lost = _lost(spread, sampled).reshape(-1, *error.shape)
+    lost = _off(torch.cat([spread.native[None], spread.rounded, samples]), spread).reshape(-1, *error.shape)
     rms, worst = _rms(lost).max(0)
     most = lost.amax(-1).gather(0, worst[None])[0]
     # One sample of a row may have no element as far off as is usual beside its root mean square.
@@ -61,23 +64,9 @@ def fenced(
     )
 
 
-def _overflows(candidate: Tensor, lanes: OutputLanes, spread: Spread, eager: Tensor | None) -> bool:
-    """Whether eager PyTorch has a number that is not finite wherever the candidate must not have one."""
-    wrong = ~allowed_classes(candidate.detach().to(D).reshape(-1), lanes, spread)
-    return eager is not None and not bool(eager.reshape(eager.shape[0], -1).isfinite().all(0)[wrong].any())
-
-
 def _off(values: Tensor, spread: Spread) -> Tensor:
     """Absolute errors, zero where one side is not finite."""
     return (values - spread.centre).abs().nan_to_num(0.0, 0.0, 0.0)
-
-
-def _lost(spread: Spread, eager: Tensor | None) -> Tensor:
-    """The errors (samples, N) of the reference, its lanes and eager PyTorch."""
-    sources = [spread.native[None], spread.rounded]
-    if eager is not None:
-        sources.append(eager.to(spread.dtype).to(D).reshape(eager.shape[0], -1))
-    return _off(torch.cat(sources), spread)
 
 
 def _rms(rows: Tensor) -> Tensor:

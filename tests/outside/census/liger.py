@@ -25,9 +25,7 @@ NORMS = dict.fromkeys(("low-precision-accumulation", "overflow"), CANCELS)
 NARROW_HEADS = {"does-not-compile": "Liger-Kernel 0.8.5: neighborhood attention does not compile for narrow heads"}
 COPIED = {"ignores-strides": "Liger-Kernel 0.8.5: the gradient of logits that are not contiguous is the logits"}
 FROZEN = {"gradient-missing": "Liger-Kernel 0.8.5: fused linear cross entropy has no gradient for the weight alone"}
-LOGARITHM = {
-    "missing-max-subtraction": "Liger-Kernel 0.8.5: label smoothing over a split vocabulary is infinite where a class is improbable"
-}
+LOGARITHM = {"missing-max-subtraction": "Liger-Kernel 0.8.5: label smoothing over a split vocabulary is infinite"}
 GRID = {"raises": "Liger-Kernel 0.8.5: the GRPO loss of 65536 tokens cannot be launched"}
 TABLE = {"low-precision-accumulation": "Liger-Kernel 0.8.5: the gradient of an embedding stops growing in 16 bits"}
 POWERS = dict.fromkeys(("low-precision-accumulation", "overflow"), "Liger-Kernel 0.8.5: PolyNorm overflows in float16")

@@ -27,6 +27,10 @@ COPIED = {"ignores-strides": "Liger-Kernel 0.8.5: the gradient of logits that ar
 FROZEN = {"gradient-missing": "Liger-Kernel 0.8.5: fused linear cross entropy has no gradient for the weight alone"}
 LOGARITHM = {"missing-max-subtraction": "Liger-Kernel 0.8.5: label smoothing over a split vocabulary is infinite"}
 GRID = {"raises": "Liger-Kernel 0.8.5: the GRPO loss of 65536 tokens cannot be launched"}
+TOTAL = dict.fromkeys(
+    ("cast-order", "low-precision-accumulation"),
+    "Liger-Kernel 0.8.5: the gradient of a softmax adds up in float16",
+)
 TABLE = {"low-precision-accumulation": "Liger-Kernel 0.8.5: the gradient of an embedding stops growing in 16 bits"}
 POWERS = dict.fromkeys(("low-precision-accumulation", "overflow"), "Liger-Kernel 0.8.5: PolyNorm overflows in float16")
 OVERWRITTEN = {"mutates-input": "Liger-Kernel 0.8.5: backward overwrites the inputs of SwiGLU and GEGLU"}
@@ -281,7 +285,7 @@ def kernels() -> list[Kernel]:
         kernel("relu_squared", lambda x: ops.LigerReLUSquaredFunction.apply(x), lambda x: x.relu() ** 2, x,
                dims=rows, grad=True),
         kernel("softmax", lambda x: ops.LigerSoftmaxFunction.apply(x), lambda x: x.softmax(-1), x, dims=rows,
-               grad=True),
+               grad=True, proved=TOTAL),
         kernel("sparsemax", lambda x: ops.LigerSparsemaxFunction.apply(x, -1), sparsemax, {"x": tensor("rows n")},
                dims=rows, grad=True),
         kernel("cross_entropy", lambda logits, target:

@@ -25,6 +25,7 @@ WORDS = values.integers(-(2**31), 2**31 - 1)
 SUMS = dict.fromkeys(
     ("low-precision-accumulation", "overflow"), "AutoAWQ 0.2.9: the product of four-bit weights adds up in float16"
 )
+LARGE = {"low-precision-accumulation": "onebitllms 0.0.4: float16 weights past 256 become NaN"}
 HALVES = {"unexplained": "onebitllms 0.0.4: halves are rounded up"}
 ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "decay": 0.01, "lr": 1e-3, "step": 3}
 
@@ -206,7 +207,7 @@ def onebitllms() -> list[Kernel]:
                {"x": tensor("batch seq n")}, dims={"batch": dim(1), "seq": dim(1), "n": dim(1, 4096)},
                proved=HALVES),
         kernel("onebitllms, weight_quant", lambda w: weight_quant_triton(w), bit_weights, {"w": tensor("rows n")},
-               dims={"rows": dim(1), "n": dim(1)}, proved=HALVES),
+               dims={"rows": dim(1), "n": dim(1)}, proved={**HALVES, **LARGE}),
     ]  # fmt: skip
 
 

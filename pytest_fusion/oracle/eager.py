@@ -4,6 +4,9 @@ Upcasts (``.float()``, ``dtype=float32``) do not count, and sums stay in float32
 and attention count as their formulas written out, so that it makes no difference whether the reference does that. Only
 digits are lost: a number that 16 bits cannot hold for its size keeps float32's range, since what overflows is no
 yardstick. Products of matrices are the exception: whoever stores their result in float16 has infinity there.
+
+A value that is computed twice is rounded twice: fused losses compute the logit of the label apart from those that are
+added up (cut-cross-entropy), where a loss of next to nothing is the difference of both.
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ class Eager(OperatorMode):
         # The shape of what is rounded within a formula.
         self._whole: torch.Size | None = None
         self._dtypes: dict[int, tuple[StorageWeakRef, torch.dtype | None]] = {}
+        self._products: dict[int, StorageWeakRef] = {}
 
     def on_operator(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002
         """The results of the operator, rounded in place."""
@@ -70,6 +74,8 @@ class Eager(OperatorMode):
                 self._whole = None
         else:
             out = func(*args, **kwargs)
+        if facts.name == "_log_softmax" and _key(given[0]) in self._products:
+            out.add_(self._half_units(given[0], dtype))
         statistics = body is not None and not facts.name.endswith(("backward", "backward_data"))
         # Within a formula a conversion arrives as a view, which it need not be.
         known = {_key(t) for t in given} if facts.view else ()
@@ -77,16 +83,22 @@ class Eager(OperatorMode):
             self._note(result, dtype)
             if grid and not (statistics and place) and self._whole in (None, result.shape):
                 self._round(result, grid.bits, grid.largest if facts.name in _PRODUCTS else math.inf)
+        if facts.name in _PRODUCTS:
+            self._products[_key(out)] = StorageWeakRef(out.untyped_storage())  # type: ignore[no-untyped-call]
         return out
 
     def stored(self, result: Tensor) -> Tensor:
         """A result in float64; of a wider one that eager PyTorch has in 16 bits, a random sample is off by half a unit
         at most: another formula's result need not happen to be a 16-bit number."""
         values, dtype = result.to(D, copy=True), self._of(result)
-        if self._generator is not None and result.dtype in _WIDE and dtype in NARROW:
-            half = quantum(values, dtype).mul_(0.5)
-            values += torch.empty_like(values).uniform_(-1, 1, generator=self._generator) * half
-        return values
+        return values + self._half_units(values, dtype) if result.dtype in _WIDE else values
+
+    def _half_units(self, values: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """At most half a unit of each value in a 16-bit ``dtype``, of either sign; zeros in the first sample."""
+        if self._generator is None or dtype is None or dtype not in NARROW:
+            return torch.zeros_like(values)
+        half = quantum(values.to(D), dtype).mul_(0.5)
+        return (torch.empty_like(half).uniform_(-1, 1, generator=self._generator) * half).to(values.dtype)
 
     def _promoted(self, operands: Sequence[Tensor]) -> torch.dtype | None:
         """The dtype that the operation would have; numbers (tensors without dims) give way to tensors."""

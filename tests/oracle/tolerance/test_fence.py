@@ -153,6 +153,27 @@ def test_the_sum_of_a_softmax_gradient_may_be_rounded(dtype: torch.dtype) -> Non
         assert n > 33 or graded(without_last_term, softmax_gradient, x, upstream).grade == "D", seed
 
 
+def label_apart(x: Tensor, w: Tensor) -> Tensor:
+    """The loss of the first class, whose logit is a sum of products in 16 bits, all others of float32."""
+    return torch.logsumexp(x.float() @ w.float().mT, -1) - (x * w[0]).float().sum(-1)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_the_logit_of_the_label_may_be_computed_apart(dtype: torch.dtype) -> None:
+    """Of one class the loss is exactly 0, and what is left is a rounding of its logit; eight roundings are wrong."""
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        return F.cross_entropy(x @ w.mT, torch.zeros(len(x), dtype=torch.long), reduction="none")
+
+    for seed, (hidden, vocab) in enumerate(((1, 1), (1, 1), (1, 3), (8, 1), (8, 3))):
+        x, w = normal(16, hidden, seed=seed, dtype=dtype), normal(vocab, hidden, seed=seed + 99, dtype=dtype)
+        got, right = label_apart(x, w), loss(x.float(), w.float())
+        verdict = judged(got, lambda x=x, w=w: loss(x.float(), w.float()), seed=seed)
+        assert verdict.ok or verdict.grade == "C", (seed, verdict)
+        off = right + 8 * (got - right)
+        assert vocab > 1 or judged(off, lambda x=x, w=w: loss(x.float(), w.float()), seed=seed).grade == "D", seed
+
+
 @pytest.mark.parametrize("dtype", LOW)
 def test_rows_off_by_one_number_are_worth_more_samples_than_one(dtype: torch.dtype) -> None:
     """Gradients that are exactly 0, of one upstream number: what rounded probabilities add up to is a row's error."""

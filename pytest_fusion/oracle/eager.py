@@ -6,7 +6,7 @@ digits are lost: a number that 16 bits cannot hold for its size keeps float32's 
 yardstick. Products of matrices are the exception: whoever stores their result in float16 has infinity there.
 
 A value that is computed twice is rounded twice: fused losses compute the logit of the label apart from those that are
-added up (cut-cross-entropy), where a loss of next to nothing is the difference of both.
+added up (cut-cross-entropy, from terms that are rounded), where a loss of next to nothing is the difference of both.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_map_only
 
 from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.interpreter.bridge.aten import schema
@@ -56,7 +57,8 @@ class Eager(OperatorMode):
         # The shape of what is rounded within a formula.
         self._whole: torch.Size | None = None
         self._dtypes: dict[int, tuple[StorageWeakRef, torch.dtype | None]] = {}
-        self._products: dict[int, StorageWeakRef] = {}
+        # The call of each product, which holds what it read; and its storage.
+        self._products: dict[int, tuple[Callable[[], Tensor], StorageWeakRef]] = {}
 
     def on_operator(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002
         """The results of the operator, rounded in place."""
@@ -75,7 +77,7 @@ class Eager(OperatorMode):
         else:
             out = func(*args, **kwargs)
         if facts.name == "_log_softmax" and _key(given[0]) in self._products:
-            out.add_(self._half_units(given[0], dtype))
+            out.add_(self._half_units(self._products[_key(given[0])][0]().view_as(out), dtype))
         statistics = body is not None and not facts.name.endswith(("backward", "backward_data"))
         # Within a formula a conversion arrives as a view, which it need not be.
         known = {_key(t) for t in given} if facts.view else ()
@@ -84,7 +86,8 @@ class Eager(OperatorMode):
             if grid and not (statistics and place) and self._whole in (None, result.shape):
                 self._round(result, grid.bits, grid.largest if facts.name in _PRODUCTS else math.inf)
         if facts.name in _PRODUCTS:
-            self._products[_key(out)] = StorageWeakRef(out.untyped_storage())  # type: ignore[no-untyped-call]
+            size = functools.partial(_size, func, args, kwargs)
+            self._products[_key(out)] = size, StorageWeakRef(out.untyped_storage())  # type: ignore[no-untyped-call]
         return out
 
     def stored(self, result: Tensor) -> Tensor:
@@ -124,6 +127,12 @@ class Eager(OperatorMode):
         values = result.detach()
         rounded = torch.where(values.isfinite(), significand(values, bits, self._generator), values)
         result.data.copy_(torch.where(rounded.abs() > largest, rounded * math.inf, rounded))
+
+
+def _size(product: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """How large the terms of each sum of a product are together: the root of the sum of their squares."""
+    squares: tuple[Any, Any] = tree_map_only(Tensor, lambda t: t.float().square(), (args, kwargs))
+    return torch.as_tensor(product(*squares[0], **squares[1])).sqrt()
 
 
 def _key(tensor: Tensor) -> int:

@@ -165,7 +165,7 @@ def test_the_logit_of_the_label_may_be_computed_apart(dtype: torch.dtype) -> Non
     def loss(x: Tensor, w: Tensor) -> Tensor:
         return F.cross_entropy(x @ w.mT, torch.zeros(len(x), dtype=torch.long), reduction="none")
 
-    for seed, (hidden, vocab) in enumerate(((1, 1), (1, 1), (1, 3), (8, 1), (8, 3))):
+    for seed, (hidden, vocab) in enumerate(((1, 1), (1, 1), (1, 3), (8, 1), (8, 3), (2, 1), (64, 1))):
         x, w = normal(16, hidden, seed=seed, dtype=dtype), normal(vocab, hidden, seed=seed + 99, dtype=dtype)
         got, right = label_apart(x, w), loss(x.float(), w.float())
         verdict = judged(got, lambda x=x, w=w: loss(x.float(), w.float()), seed=seed)

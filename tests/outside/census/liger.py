@@ -26,6 +26,7 @@ NARROW_HEADS = {"does-not-compile": "Liger-Kernel 0.8.5: neighborhood attention 
 COPIED = {"ignores-strides": "Liger-Kernel 0.8.5: the gradient of logits that are not contiguous is the logits"}
 FROZEN = {"gradient-missing": "Liger-Kernel 0.8.5: fused linear cross entropy has no gradient for the weight alone"}
 LOGARITHM = {"missing-max-subtraction": "Liger-Kernel 0.8.5: label smoothing over a split vocabulary is infinite"}
+MASK = {"overflow": "Liger-Kernel 0.8.5: multi-token attention masks with -1e9"}
 GRID = {"raises": "Liger-Kernel 0.8.5: the GRPO loss of 65536 tokens cannot be launched"}
 TOTAL = dict.fromkeys(
     ("cast-order", "low-precision-accumulation"),
@@ -357,7 +358,8 @@ def kernels() -> list[Kernel]:
         kernel("multi_token_attention", lambda scores, weight, bias:
                ops.LigerMultiTokenAttentionFunction.apply(scores, weight, bias, 1, 1), multi_token_attention,
                {"scores": tensor("batch heads seq seq"), "weight": tensor("out heads 3 3"), "bias": tensor("out")},
-               dims={"batch": dim(1, 3), "heads": dim(1, 4), "out": dim(1, 4), "seq": dim(1, 40)}, grad=True),
+               dims={"batch": dim(1, 3), "heads": dim(1, 4), "out": dim(1, 4), "seq": dim(1, 40)}, grad=True,
+               proved=MASK),
         kernel("mhc_pre", lambda x, h: ops.LigerMHCPreFunction.apply(x, h),
                lambda x, h: (h[..., None] * x).sum(-2).to(x.dtype),
                {"x": tensor("rows streams n"), "h": tensor("rows streams", dtype=torch.float32)},

@@ -216,6 +216,7 @@ def experts(tokens: int, generator: torch.Generator) -> Tensor:
 
 
 def kernels() -> list[Kernel]:
+    """Gradients that vary are those that Liger's source says are added up by atomics."""
     from liger_kernel import ops
     from liger_kernel.ops.experimental import mm_int8int2
 
@@ -363,11 +364,12 @@ def kernels() -> list[Kernel]:
         kernel("mhc_pre", lambda x, h: ops.LigerMHCPreFunction.apply(x, h),
                lambda x, h: (h[..., None] * x).sum(-2).to(x.dtype),
                {"x": tensor("rows streams n"), "h": tensor("rows streams", dtype=torch.float32)},
-               dims={"rows": dim(1), "streams": dim(2, 8), "n": dim(1)}, grad=True),
+               dims={"rows": dim(1), "streams": dim(2, 8), "n": dim(1)}, grad=True, deterministic={"dh": False}),
         kernel("mhc_post_res", lambda x, f, post, res: ops.LigerMHCPostResFunction.apply(x, f, post, res),
                lambda x, f, post, res: (res @ x.float() + post[..., None] * f[:, None]).to(x.dtype),
                {"x": tensor("rows 4 n"), "f": tensor("rows n"), "post": tensor("rows 4", dtype=torch.float32),
-                "res": tensor("rows 4 4", dtype=torch.float32)}, dims={"rows": dim(1), "n": dim(1)}, grad=True),
+                "res": tensor("rows 4 4", dtype=torch.float32)}, dims={"rows": dim(1), "n": dim(1)}, grad=True,
+               deterministic={"dpost": False, "dres": False}),
         kernel("fused_moe", lambda x, gate_up, down, index, weights:
                ops.LigerFusedMoEFunction.apply(x, gate_up, down, index, weights), mixture,
                {"x": tensor("tokens hidden"), "gate_up": tensor("4 2*inner hidden"),

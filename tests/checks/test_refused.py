@@ -33,9 +33,17 @@ def by_lookup(x: T) -> T:
     return x * scale
 
 
+def by_descriptor(x: T) -> T:
+    descriptors = pytest.importorskip("triton.tools.tensor_descriptor")
+    if x.numel():
+        descriptors.TensorDescriptor.from_tensor(x.reshape(-1), [16])
+    return x * 2
+
+
 @pytest.mark.parametrize(
     ("fused", "kind", "text"),
     [
+        (by_descriptor, "AssertionError", "base must be 16-byte aligned (in test_refused.py:by_descriptor)"),
         (of_last_stride, "AssertionError", "the last dim must be contiguous"),
         (by_lookup, "NotImplementedError", "so many rows"),
     ],

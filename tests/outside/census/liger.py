@@ -24,6 +24,7 @@ CANCELS = "Liger-Kernel 0.8.5: group norm cancels, and overflows in float16"
 NORMS = dict.fromkeys(("low-precision-accumulation", "overflow"), CANCELS)
 NARROW_HEADS = {"does-not-compile": "Liger-Kernel 0.8.5: neighborhood attention does not compile for narrow heads"}
 COPIED = {"ignores-strides": "Liger-Kernel 0.8.5: the gradient of logits that are not contiguous is the logits"}
+COPY = {"raises": "Liger-Kernel 0.8.5: a tiled MLP has no gradient for an input that is not contiguous"}
 FROZEN = {"gradient-missing": "Liger-Kernel 0.8.5: fused linear cross entropy has no gradient for the weight alone"}
 LOGARITHM = {"missing-max-subtraction": "Liger-Kernel 0.8.5: label smoothing over a split vocabulary is infinite"}
 MASK = {"overflow": "Liger-Kernel 0.8.5: multi-token attention masks with -1e9"}
@@ -377,7 +378,7 @@ def kernels() -> list[Kernel]:
                dims={"tokens": dim(1, 40), "hidden": dim(1, 64), "inner": dim(1, 64)},
                grad=("x", "gate_up", "down", "weights")),
         kernel("tiled_mlp", tiled, lambda x: x.relu() ** 2, {"x": tensor("batch seq n")},
-               dims={"batch": dim(1), "seq": dim(3), "n": COLUMNS}, grad=True),
+               dims={"batch": dim(1), "seq": dim(3), "n": COLUMNS}, grad=True, proved=COPY),
         kernel("mlp", lambda x, gate, up, down: ops.LigerMLPFunction.apply(x, gate, up, down), mlp,
                {"x": tensor("rows seq hidden"), "gate": tensor("inner hidden"), "up": tensor("inner hidden"),
                 "down": tensor("hidden inner")},

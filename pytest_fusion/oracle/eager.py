@@ -3,7 +3,8 @@
 Upcasts (``.float()``, ``dtype=float32``) do not count, and sums stay in float32 inside of an operation. Softmax, norms
 and attention count as their formulas written out, so that it makes no difference whether the reference does that. Only
 digits are lost: a number that 16 bits cannot hold for its size keeps float32's range, since what overflows is no
-yardstick. Products of matrices are the exception: whoever stores their result in float16 has infinity there.
+yardstick. Products are the exception, of matrices or of two different tensors: whoever stores their result in float16
+has infinity there. Squares are none, which norms add up in float32.
 
 A value that is computed twice is rounded twice: fused losses compute the logit of the label apart from those that are
 added up (cut-cross-entropy, from terms that are rounded), where a loss of next to nothing is the difference of both.
@@ -84,7 +85,8 @@ class Eager(OperatorMode):
         for place, result in enumerate(t for t in tensors_of(out) if t.dtype in _WIDE and _key(t) not in known):
             self._note(result, dtype)
             if grid and not (statistics and place) and self._whole in (None, result.shape):
-                self._round(result, grid.bits, grid.largest if facts.name in _PRODUCTS else math.inf)
+                multiplied = facts.name == "mul" and len({_key(t) for t in given}) > 1
+                self._round(result, grid.bits, grid.largest if multiplied or facts.name in _PRODUCTS else math.inf)
         if facts.name in _PRODUCTS:
             size = functools.partial(_size, func, args, kwargs)
             self._products[_key(out)] = size, StorageWeakRef(out.untyped_storage())  # type: ignore[no-untyped-call]

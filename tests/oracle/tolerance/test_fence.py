@@ -267,3 +267,23 @@ def test_a_product_that_overflows_in_float16_is_not_wrong() -> None:
     for element, grade in ((infinite.nonzero()[0], "C"), ((~infinite).nonzero()[0], "D")):
         made = got.index_put(tuple(element), got.new_tensor(math.inf).copysign(got[tuple(element)]))
         assert graded(lambda *_, made=made: made, lambda x, w: x @ w.mT * 0.01, x, w).grade == grade
+
+
+def weighted_scores(x: Tensor, w: Tensor, query: Tensor) -> Tensor:
+    return torch.softmax((rms_norm(x, torch.ones_like(w)) * w * query).sum(-1), -1)
+
+
+def test_a_weighted_value_that_overflows_in_float16_is_not_wrong() -> None:
+    """A normalised value is stored before the weight and after it; infinite without a reason is wrong."""
+    x, w, query = (normal(*shape, seed=seed, dtype=torch.float16) for seed, shape in enumerate(((8, 64), (64,), (64,))))
+    w = w.clamp(-2, 2) * 25000
+
+    def stored(x: Tensor, w: Tensor, query: Tensor) -> Tensor:
+        weighted = rms_norm(x.float(), torch.ones(())).to(x.dtype) * w
+        return torch.softmax((weighted.float() * query.float()).sum(-1), -1)
+
+    assert not bool(stored(x, w, query).isfinite().all())
+    assert graded(stored, weighted_scores, x, w, query).grade == "C"
+    assert graded(stored, weighted_scores, x, w / 25000, query).grade != "D"
+    infinite = lambda *_: stored(x, w, query)  # noqa: E731
+    assert graded(infinite, weighted_scores, x, w / 25000, query).grade == "D"

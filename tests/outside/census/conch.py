@@ -164,14 +164,16 @@ def kernels() -> list[Kernel]:
         *(kernel(name, lambda q, k, v, starts, lengths, table: varlen.varlen_attention(
                  q, k, v, starts, int(starts[1]), lengths, k.shape[1] * table.shape[1], table, causal=True),
                  varlen_attention,
-                 {"q": tensor("batch*queries heads size"), "k": tensor("blocks 16 kv_heads size"),
-                  "v": tensor("blocks 16 kv_heads size"), "starts": derived(starts), "lengths": derived(found),
-                  "table": derived(pages)},
+                 {"q": tensor("batch*queries heads size", layouts=laid),
+                  "k": tensor("blocks 16 kv_heads size", layouts=laid),
+                  "v": tensor("blocks 16 kv_heads size", layouts=laid),
+                  "starts": derived(starts), "lengths": derived(found), "table": derived(pages)},
                  dims={"batch": dim(1, 4), "queries": dim(1, 16), "blocks": dim(1, 8), "each": dim(1, 4),
                        "kv_heads": dim(1, 2), "heads": dim(1, 8, multiple_of="kv_heads"),
                        "size": dim(32, 128, multiple_of=32)}, proved=proved)
-          for name, found, proved in (
-              ("varlen_attention", at_least, MORE_KEYS), ("varlen_attention, as many keys as queries", as_many, {}))),
+          for name, found, laid, proved in (
+              ("varlen_attention", at_least, ("contiguous",), MORE_KEYS),
+              ("varlen_attention, as many keys as queries", as_many, None, {}))),
         kernel("scaled_int8_quant", lambda x, scale: int8.scaled_int8_quant(x, scale)[0], int8_quant, scaled_by,
                dims=rows),
         kernel("scaled_fp8_quant", lambda x, scale: fp8.scaled_fp8_quant(x, scale)[0], fp8_quant, scaled_by,

@@ -174,8 +174,8 @@ def kernels() -> list[Kernel]:
           for name, found, laid, proved in (
               ("varlen_attention", at_least, ("contiguous",), MORE_KEYS),
               ("varlen_attention, as many keys as queries", as_many, None, {}))),
-        kernel("scaled_int8_quant", lambda x, scale: int8.scaled_int8_quant(x, scale)[0], int8_quant, scaled_by,
-               dims=rows),
+        kernel("scaled_int8_quant", lambda x, scale: int8.scaled_int8_quant(x, scale)[0], int8_quant,
+               {**scaled_by, "x": tensor("rows n", values=values.finite())}, dims=rows),  # NaN is no integer
         kernel("scaled_fp8_quant", lambda x, scale: fp8.scaled_fp8_quant(x, scale)[0], fp8_quant, scaled_by,
                dims=rows),
         kernel("reshape_and_cache", stored, cached,

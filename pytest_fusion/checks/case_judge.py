@@ -208,7 +208,7 @@ def _raised(context: Context, result: CaseResult, outcome: Outcome) -> CaseResul
     kind = rejection(context.spec, outcome.error)
     if kind is not None:
         return reject(context, result, kind, outcome.error)
-    if refused.note(context, result.case, outcome):
+    if refused.note(context, result.case, outcome, outcome.launches):
         return reject(context, result, type(outcome.error).__name__, outcome.error)
     accessed = memory.check_access(outcome, context.spec)
     if accessed is not None and context.on(accessed.check):

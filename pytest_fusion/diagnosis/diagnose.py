@@ -113,7 +113,7 @@ def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
         return _OF_PLACE
     if check == "repeat":
         if isinstance(lab.verdict.evidence, WrongAccess):
-            return (indices.mixed,)
+            return strides.layout, indices.mixed
         return ()
     return _RULES.get(check, ())
 

@@ -77,7 +77,7 @@ def _origin(error: BaseException) -> str:
 
 def _is_foreign(file: str) -> bool:
     foreign = ("/torch/", "/triton/", "/pytest_fusion/run/", "/pytest_fusion/interpreter/", "/pytest_fusion/oracle/")
-    return any(part in file for part in foreign)
+    return file.startswith("<") or any(part in file for part in foreign)
 
 
 def _short_trace(error: BaseException) -> str:

@@ -16,6 +16,8 @@ Raiser = Literal["", "launcher", "test"]
 
 _RAISE = opmap["RAISE_VARARGS"]
 _INSTALLED = ("site-packages", "dist-packages")
+# Its asserts say what a descriptor can take of a tensor (16-byte alignment, say): whoever makes one refuses the rest.
+_DESCRIPTORS = ("triton", "tools", "tensor_descriptor.py")
 
 
 def raised_by(error: BaseException, fused: Callable[..., Any]) -> Raiser:
@@ -58,6 +60,8 @@ def _states(error: BaseException) -> bool:
 @cache
 def _foreign(file: str) -> bool:
     parts = Path(file).parts
+    if parts[-3:] == _DESCRIPTORS:
+        return False
     standard = parts[: len(_standard())] == _standard() and not set(_INSTALLED) & set(parts)
     return standard or file.startswith("<") or any(parts[: len(other)] == other for other in _packages())
 

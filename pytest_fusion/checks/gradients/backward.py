@@ -8,15 +8,19 @@ from typing import Any
 
 import torch
 
+from pytest_fusion import interpreter
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.checks import memory, structure
 from pytest_fusion.checks.context import call_placed, error_verdict, rejection, tensors_of
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
+from pytest_fusion.checks.kernels import refused
 from pytest_fusion.checks.outputs import Outputs, collect
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed
+from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run import saved_tensors
+from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import unwatched
 from pytest_fusion.run.memory.damage import Change
@@ -61,6 +65,8 @@ class Attempt:
             self._second = given(trial, upstream, fill, contiguous=contiguous) if twice else self.upstream
         self._trial, self._wanted, self._twice = trial, upstream.wanted, twice
         self._leaves: dict[str, torch.Tensor] = {}
+        # What backward launched; ``None`` where it did not come to that.
+        self._launched: list[Launch] | None = None
         self.backward: Backward | None = None
         # Of each input, whether forward left it changed; read only where one is changed in the end.
         self.altered: Altered = {}
@@ -74,6 +80,10 @@ class Attempt:
 
     def ended(self) -> Verdict | None:
         """What ends the check before any gradient is looked at; ``None`` if nothing does."""
+        context, case = self._trial.context, self._trial.result.case
+        launched = self._launched
+        if launched is not None and refused.note(context, case, self.outcome, launched, backward=True):
+            return passed(NAME, refused=type(self.outcome.error).__name__)
         return ended(self._trial, self.outcome, self.placed, self.upstream, self.altered)
 
     def results(self) -> dict[str, torch.Tensor] | None:
@@ -120,7 +130,9 @@ class Attempt:
     def _backward(self, ends: list[torch.Tensor], upstream: Placed, *, keep: bool) -> Gradients:
         leaves = [self._leaves[name] for name in self._wanted]
         above = list(upstream.tensors.values())
-        found = torch.autograd.grad(ends, leaves, above, allow_unused=True, retain_graph=keep)
+        seen = self._launched = []
+        with interpreter.observe(seen.append), observe_compiled(seen.append):
+            found = torch.autograd.grad(ends, leaves, above, allow_unused=True, retain_graph=keep)
         return dict(zip(self._wanted, found, strict=True))
 
     def _changed(self, outputs: Mapping[str, torch.Tensor], arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:

@@ -25,6 +25,7 @@ from pytest_fusion.checks.gradients.backward import NAME, Attempt, Backward, wro
 from pytest_fusion.checks.gradients.compared import compare, judging
 from pytest_fusion.checks.gradients.upstream import KINDS, NoGraph, Upstream
 from pytest_fusion.checks.invariance import sliced_gradients
+from pytest_fusion.checks.kernels import refused
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import SECOND, Verdict, failed, passed, unknown
@@ -150,6 +151,7 @@ def _found(
     if (verdict := _forward(trial, first)) is not None:
         yield verdict
     assert first.backward is not None
+    refused.trained(trial.context)
     for verdict in compare(trial, upstream, first.backward, few):
         right = right and not verdict.failed
         plain = verdict.identity in known or not verdict.failed

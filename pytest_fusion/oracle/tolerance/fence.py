@@ -17,14 +17,14 @@ from torch import Tensor
 from pytest_fusion.oracle.lane_result import OutputLanes
 from pytest_fusion.oracle.rounding import D
 from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict
-from pytest_fusion.oracle.tolerance.spread import Spread, spread_of
+from pytest_fusion.oracle.tolerance.spread import Spread, allowed_classes, spread_of
 
 TIMES = 2.0
 # Shorter rows are compared as a whole tensor: a largest error of few is chance.
 _ROW = 16
 _USUAL = 0.9
-# What is exact, of another shape, or not finite where the reference is, has no fence.
-_NO_FENCE = frozenset({"exact", "shape", "nonfinite"})
+# What is exact, or of another shape, has no fence.
+_NO_FENCE = frozenset({"exact", "shape"})
 
 
 def fenced(
@@ -33,16 +33,22 @@ def fenced(
     """A failed ``verdict`` with its grade: ``C`` inside of the fence, ``D`` outside.
 
     ``eager`` gives results (samples, *shape) of the reference op by op in the case's 16-bit dtype, ``None`` where there
-    is none: in wider dtypes the reference and its lanes are that, which add up in any order.
+    is none: in wider dtypes the reference and its lanes are that, which add up in any order. What is not finite where
+    the reference is, is outside but where eager PyTorch's own products overflow.
     """
     if verdict.statistic in _NO_FENCE:
         return verdict
-    spread = spread_of(lanes)
-    shape = tuple(candidate.shape)
-    columns = shape[-1] if shape and shape[-1] >= _ROW else candidate.numel()
+    spread, shape = spread_of(lanes), tuple(candidate.shape)
     got = candidate.detach().to(D).reshape(-1)
+    found = eager()
+    samples = got.new_empty(0, len(got)) if found is None else found.to(spread.dtype).to(D).reshape(-1, len(got))
+    if verdict.statistic == "nonfinite":
+        wrong = ~allowed_classes(got, lanes, spread)
+        if bool(samples.isfinite().all(0)[wrong].any()):
+            return verdict
+    columns = shape[-1] if shape and shape[-1] >= _ROW else len(got)
     error, step = (t.reshape(-1, columns) for t in (_off(got, spread), spread.step))
-    lost = _lost(spread, eager()).reshape(-1, *error.shape)
+    lost = _off(torch.cat([spread.native[None], spread.rounded, samples]), spread).reshape(-1, *error.shape)
     rms, worst = _rms(lost).max(0)
     most = lost.amax(-1).gather(0, worst[None])[0]
     # One sample of a row may have no element as far off as is usual beside its root mean square.
@@ -61,14 +67,6 @@ def fenced(
 def _off(values: Tensor, spread: Spread) -> Tensor:
     """Absolute errors, zero where one side is not finite."""
     return (values - spread.centre).abs().nan_to_num(0.0, 0.0, 0.0)
-
-
-def _lost(spread: Spread, eager: Tensor | None) -> Tensor:
-    """The errors (samples, N) of the reference, its lanes and eager PyTorch."""
-    sources = [spread.native[None], spread.rounded]
-    if eager is not None:
-        sources.append(eager.to(spread.dtype).to(D).reshape(eager.shape[0], -1))
-    return _off(torch.cat(sources), spread)
 
 
 def _rms(rows: Tensor) -> Tensor:

@@ -30,18 +30,19 @@ def judge_one(
     wide: Callable[[], OutputLanes] | None = None,
     laid: Callable[[], OutputLanes | None] | None = None,
     eager: Callable[[], torch.Tensor | None] = lambda: None,
+    size: float | None = None,
 ) -> ValuesVerdict:
     """Judge one output by the policy in force; ``fine`` gives the lanes that a grade needs, ``wide`` those of float32
     where the reference computes in 16 bits, ``laid`` those of the reference on the inputs as they lie, ``eager`` what
-    it comes to op by op in 16 bits. Elements that lost NaN or infinity are left out of the verdict,
-    and named by it."""
+    it comes to op by op in 16 bits; ``size`` is that of a gradient's elements before anything cancels. Elements that
+    lost NaN or infinity are left out of the verdict, and named by it."""
 
     def judged(got: torch.Tensor) -> ValuesVerdict:
         if isinstance(tolerance, Tolerance):
             return judge_plain(got, native, tolerance.rtol, tolerance.atol)
         assert few is not None
         assert more is not None
-        return judge_output(got, few, more, fine=fine, wide=wide, laid=laid, eager=eager)
+        return judge_output(got, few, more, fine=fine, wide=wide, laid=laid, eager=eager, size=size)
 
     verdict = judged(candidate)
     if verdict.ok or verdict.statistic == "shape" or not bool((lost := _lost(candidate, native)).any()):
@@ -63,9 +64,14 @@ def judge_one(
 
 
 def _lost(got: torch.Tensor, native: torch.Tensor) -> torch.Tensor:
-    """Elements that are finite where the reference is NaN or infinite, or infinite where it is NaN."""
+    """Elements that are finite where the reference is NaN or infinite, and those where one has NaN and the other
+    infinity: no caller uses either.
+
+    NaN for minus infinity is none of them, which is a number that callers do use: the logarithm of 0, a masked score.
+    """
     got, native = (t.float() if t.element_size() == 1 else t for t in (got.detach(), native))
-    return (got.isfinite() & ~native.isfinite()) | (~got.isnan() & native.isnan())
+    exchanged = (got.isnan() != native.isnan()) & (native != -torch.inf)
+    return ~native.isfinite() & (got.isfinite() | exchanged)
 
 
 def swallowed(check: str, verdicts: Mapping[str, ValuesVerdict]) -> list[Verdict]:

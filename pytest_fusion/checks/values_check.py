@@ -45,6 +45,8 @@ def judge_one(
         return judge_output(got, few, more, fine=fine, wide=wide, laid=laid, eager=eager, size=size)
 
     verdict = judged(candidate)
+    if verdict.statistic == "nonfinite" and not isinstance(tolerance, Tolerance):
+        verdict, candidate = _past_products(candidate, native, verdict, eager, judged)
     if verdict.ok or verdict.statistic == "shape" or not bool((lost := _lost(candidate, native)).any()):
         return verdict
     lost &= excess_by(candidate, verdict.by or native, tolerance).isinf()
@@ -61,6 +63,34 @@ def judge_one(
             "stable form, or values= a range that it can take"
         )
     return replace(judged(torch.where(lost, native, candidate)), swallowed=swallowed)
+
+
+def _past_products(
+    candidate: torch.Tensor,
+    native: torch.Tensor,
+    verdict: ValuesVerdict,
+    eager: Callable[[], torch.Tensor | None],
+    judged: Callable[[torch.Tensor], ValuesVerdict],
+) -> tuple[ValuesVerdict, torch.Tensor]:
+    """The verdict without the elements that torch's own products overflow on the way to, which are less accurate at
+    best, and the candidate with the reference's values there."""
+    sampled = eager()
+    if sampled is None or not bool((over := ~(candidate.detach().isfinite() | sampled[0].isfinite())).any()):
+        return verdict, candidate
+    over &= excess_by(candidate, verdict.by or native, "auto").isinf()
+    if not bool(over.any()):
+        return verdict, candidate
+    others = torch.where(over, native, candidate.detach())
+    found = judged(others)
+    if found.ok:
+        first = tuple(over.nonzero()[0].tolist())
+        reason = (
+            f"{int(over.sum())} of {over.numel()} element(s) overflow, as a product of torch's does in 16 bits on the "
+            f"way there, the first at {list(first)}: got {candidate[first].item():.9g}, the reference has "
+            f"{native[first].item():.9g}"
+        )
+        found = replace(found, ok=False, grade="C", statistic="nonfinite", mismatched=int(over.sum()), reason=reason)
+    return found, others
 
 
 def _lost(got: torch.Tensor, native: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,8 @@
 Upcasts (``.float()``, ``dtype=float32``) do not count, and sums stay in float32 inside of an operation. Softmax, norms
 and attention count as their formulas written out, so that it makes no difference whether the reference does that. Only
 digits are lost: a number that 16 bits cannot hold for its size keeps float32's range, since what overflows is no
-yardstick.
+yardstick. In the first sample products of matrices and convolutions overflow all the same: what feeds a second product
+has to be of 16 bits on a tensor core, and is stored so between two layers.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ _FORMULAS = frozenset(
     "native_layer_norm_backward native_group_norm native_group_norm_backward native_batch_norm _fused_rms_norm "
     "native_batch_norm_backward _fused_rms_norm_backward".split()
 )
+_PRODUCTS = frozenset("mm bmm addmm baddbmm convolution".split())
 
 
 class Eager(OperatorMode):
@@ -72,6 +74,8 @@ class Eager(OperatorMode):
             self._note(result, dtype)
             if bits and not (statistics and place) and self._whole in (None, result.shape):
                 self._round(result, bits)
+                if facts.name in _PRODUCTS and self._generator is None:
+                    result.data.copy_(result.detach().to(dtype))
         return out
 
     def stored(self, result: Tensor) -> Tensor:

@@ -145,3 +145,30 @@ def test_a_gradient_that_cancels_is_not_wrong(judge_one: Any, steps: int) -> Non
         wrong = judge_one(lambda q, k, g: Gated.apply(q, k, g, 0.999), gated, GATES, case=case, grad=True)
         assert wrong.failure.identity == "gradients:g:finite"
     assert found == {"dg"}
+
+
+def projected(x: T, y: T) -> T:
+    return ((x.float() @ y.float().mT * 2.0**-20) @ y.float()).to(x.dtype)
+
+
+def scaled_last(x: T, y: T, stored: Any) -> T:
+    """What is ``stored`` between the two products passes the range of float16 without the scale."""
+    return (stored(x.float() @ y.float().mT) @ y.float() * 2.0**-20).to(x.dtype)
+
+
+def test_a_product_that_overflows_in_float16_is_less_accurate_and_a_square_is_wrong(judge_one: Any) -> None:
+    """torch's own product is infinite there, and a second one takes 16 bits; a kernel has no reason to square so."""
+    tensors = {name: TensorCase("float16", regime="hundred") for name in "xy"}
+    case = Case({"rows": 24, "hidden": 48}, "float16", tensors, seed=3)
+    result = judge_one(lambda x, y: scaled_last(x, y, lambda t: t.half().float()), projected, INPUTS, case=case)
+    assert result.failure is None, result.failure.reason
+    (found,) = hazards(result)
+    assert (found.code, found.evidence.statistic) == ("less-accurate", "nonfinite")
+    small = Case({"rows": 24, "hidden": 48}, "float16", {name: TensorCase("float16") for name in "xy"}, seed=3)
+    wrong = judge_one(lambda x, y: scaled_last(x, y, lambda t: t / (t < 9)), projected, INPUTS, case=small)
+    assert wrong.failure.identity == "values:out:nonfinite"
+    squares = judge_one(
+        lambda x, y: (x * x * y).sqrt() / 64, lambda x, y: (x.float() ** 2 * y.abs()).sqrt().to(x.dtype) / 64, INPUTS,
+        case=case,
+    )  # fmt: skip
+    assert squares.failure.identity == "values:out:nonfinite"

@@ -31,11 +31,13 @@ def judge_one(
     laid: Callable[[], OutputLanes | None] | None = None,
     eager: Callable[[], torch.Tensor | None] = lambda: None,
     size: float | None = None,
+    infinite: bool = False,
 ) -> ValuesVerdict:
     """Judge one output by the policy in force; ``fine`` gives the lanes that a grade needs, ``wide`` those of float32
     where the reference computes in 16 bits, ``laid`` those of the reference on the inputs as they lie, ``eager`` what
-    it comes to op by op in 16 bits; ``size`` is that of a gradient's elements before anything cancels. Elements that
-    lost NaN or infinity are left out of the verdict, and named by it."""
+    it comes to op by op in 16 bits; ``size`` is that of a gradient's elements before anything cancels, and
+    ``infinite`` says that an input holds infinity. Elements that lost NaN or infinity are left out of the verdict, and
+    named by it."""
 
     def judged(got: torch.Tensor) -> ValuesVerdict:
         if isinstance(tolerance, Tolerance):
@@ -47,7 +49,11 @@ def judge_one(
     verdict = judged(candidate)
     if verdict.statistic == "nonfinite" and not isinstance(tolerance, Tolerance):
         verdict, candidate = _past_products(candidate, native, verdict, eager, judged)
-    if verdict.ok or verdict.statistic == "shape" or not bool((lost := _lost(candidate, native)).any()):
+    if verdict.ok or verdict.statistic == "shape":
+        return verdict
+    masks = native == -torch.inf if few is None else few.oracle == -torch.inf
+    lost = _lost(candidate, native, masks & (not infinite))
+    if not bool(lost.any()):
         return verdict
     lost &= excess_by(candidate, verdict.by or native, tolerance).isinf()
     if not bool(lost.any()):
@@ -75,13 +81,16 @@ def _past_products(
     """The verdict without the elements that torch's own products overflow on the way to, which are less accurate at
     best, and the candidate with the reference's values there."""
     sampled = eager()
-    if sampled is None or not bool((over := ~(candidate.detach().isfinite() | sampled[0].isfinite())).any()):
+    if sampled is None:
         return verdict, candidate
+    # Only the first sample has products overflow; what is the same in others, or NaN there, is so by its formula.
+    others = sampled[1:]
+    over = ~(candidate.detach().isfinite() | sampled[0].isfinite()) & ~(others.isnan() | (others == sampled[0])).any(0)
     over &= excess_by(candidate, verdict.by or native, "auto").isinf()
     if not bool(over.any()):
         return verdict, candidate
-    others = torch.where(over, native, candidate.detach())
-    found = judged(others)
+    remaining = torch.where(over, native, candidate.detach())
+    found = judged(remaining)
     if found.ok:
         first = tuple(over.nonzero()[0].tolist())
         reason = (
@@ -89,18 +98,19 @@ def _past_products(
             f"way there, the first at {list(first)}: got {candidate[first].item():.9g}, the reference has "
             f"{native[first].item():.9g}"
         )
-        found = replace(found, ok=False, grade="C", statistic="nonfinite", mismatched=int(over.sum()), reason=reason)
-    return found, others
+        found = replace(verdict, grade="C", mismatched=int(over.sum()), reason=reason)
+    return found, remaining
 
 
-def _lost(got: torch.Tensor, native: torch.Tensor) -> torch.Tensor:
+def _lost(got: torch.Tensor, native: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
     """Elements that are finite where the reference is NaN or infinite, and those where one has NaN and the other
     infinity: no caller uses either.
 
-    NaN for minus infinity is none of them, which is a number that callers do use: the logarithm of 0, a masked score.
+    ``masks`` are left out of the latter: minus infinity that is the logarithm of 0, or a masked score, is a number that
+    callers use. It is none where a finite result is too large for the dtype, nor where inputs hold plus infinity.
     """
     got, native = (t.float() if t.element_size() == 1 else t for t in (got.detach(), native))
-    exchanged = (got.isnan() != native.isnan()) & (native != -torch.inf)
+    exchanged = (got.isnan() != native.isnan()) & ~masks
     return ~native.isfinite() & (got.isfinite() | exchanged)
 
 

@@ -6,8 +6,8 @@ single element shows is wrong from there on, and by no other statistic. The wors
 itself: all elements of a row may be off by one number, such as what the probabilities of a softmax add up to.
 
 In float32 eager PyTorch is the reference itself, and another formula has another constant: decays from the difference
-of their running sums instead of step by step (6 times in chunks of a gated recurrence), a root by iteration instead of
-sorting. Sixteen times is far from both, and from TF32, which loses 8,192 times as much as float32.
+of their running sums instead of step by step (up to 10 times, by row, in chunks of gated linear attention), a root by
+iteration instead of sorting. Sixteen times is beyond these, and far from TF32, which loses 8,192 times as much.
 
 A gradient is compared as a whole tensor. Where its terms cancel, the reference may have exactly 0 in a row, or in all
 of it, of which a formula that subtracts sums has what their rounding leaves: gated linear attention takes the gradient

@@ -13,6 +13,12 @@ from pytest_fusion import derived, dim, tensor
 from tests.outside.census.entry import Kernel, kernel
 
 UNFINISHED = {"low-precision-accumulation": "AdaSplash 0.2.2: `triton_sparsemax` does not sum to 1"}
+NOT_COMPILED = "AdaSplash 0.2.2: the backward of entmax by bisection does not compile in 16 bits"
+SQUARE_ROOT = "AdaSplash 0.2.2: the backward of entmax by a histogram does not compile in 16 bits"
+LARGE = dict.fromkeys(
+    ("low-precision-accumulation", "missing-max-subtraction", "eps-misplaced", "unexplained"),
+    "AdaSplash 0.2.2: entmax of large scores does not sum to 1",
+)
 
 
 def sparsemax(x: Tensor) -> Tensor:
@@ -60,8 +66,10 @@ def kernels() -> list[Kernel]:
     rows = {"rows": dim(1), "n": dim(1, 4096)}
     x = {"x": tensor("rows n")}
     return [
-        kernel("triton_entmax_v1", lambda x: triton_entmax_v1(x), entmax15, x, dims=rows, grad=True),
-        kernel("triton_entmax15", lambda x: triton_entmax15(x), entmax15, x, dims=rows, grad=True),
+        kernel("triton_entmax_v1", lambda x: triton_entmax_v1(x), entmax15, x, dims=rows, grad=True,
+               proved={**dict.fromkeys(("raises", "does-not-compile"), NOT_COMPILED), **LARGE}),
+        kernel("triton_entmax15", lambda x: triton_entmax15(x), entmax15, x, dims=rows, grad=True,
+               proved={**dict.fromkeys(("raises", "does-not-compile"), SQUARE_ROOT), **LARGE}),
         kernel("triton_sparsemax", lambda x: sparse(x), sparsemax, x, dims=rows, grad=True, proved=UNFINISHED),
         kernel("adasplash_no_block_mask", lambda q, k, v, lengths:
                adasplash_no_block_mask(q, k, v, varlen=lengths), attention,

@@ -20,8 +20,8 @@ MANY_REJECTED = 0.5
 GRADES = {
     "A": "as accurate as float32 arithmetic with one rounding",
     "B": "no worse than the reference as written",
-    "C": "worse than the reference, and no worse than twice what eager PyTorch loses in this dtype",
-    "D": "wrong: worse than twice what eager PyTorch loses in this dtype",
+    "C": "worse than the reference, and within the fence of eager PyTorch in this dtype",
+    "D": "wrong: beyond the fence of eager PyTorch in this dtype",
 }
 # The names of outcomes in a total.
 TOTALS = {

@@ -83,6 +83,7 @@ def _judged(trial: Trial, upstream: Upstream, name: str, got: torch.Tensor, few:
         trial.spec.tolerance,
         wide=(lambda: upstream.lanes(MANY_LANES, "F")[name]) if trial.narrow else None,
         eager=(lambda: upstream.eager(name)) if trial.narrow else (lambda: None),
+        size=upstream.size(name),
     )
 
 

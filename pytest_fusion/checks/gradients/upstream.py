@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -103,6 +104,15 @@ class Upstream:
         with self.trial.context.clock.phase("reference"):
             seed = counter_random.mix(self.trial.result.case.seed, "eager")
             return values_check.eager_of(self._backward, lambda: self.present, seed).get(name)
+
+    def size(self, name: str) -> float:
+        """How large an element of an input's gradient is where nothing cancels: one of the input's own size changes the
+        loss by as much as the outputs' parts of it come to. Inputs count as 1 at least, as in ``exp(gate)``."""
+        results = self.trial.expected.tensors
+        parts = [(self.upstream[used].double() * results[used].detach().double()).norm() for used in self.used]
+        own = self.trial.logical[name].double().abs().clamp_min(1.0).norm()
+        found = float(torch.stack(parts).norm() / own) if parts and own else 0.0
+        return found if math.isfinite(found) else 0.0
 
     def drawn(self, name: str, output: torch.Tensor) -> torch.Tensor:
         """The upstream gradient of an output of this shape."""

@@ -28,6 +28,7 @@ def judge_output(
     wide: Callable[[], OutputLanes] | None = None,
     laid: Callable[[], OutputLanes | None] | None = None,
     eager: Callable[[], Tensor | None] = lambda: None,
+    size: float | None = None,
 ) -> ValuesVerdict:
     """Judges ``candidate`` by the lanes of the reference as written (kind ``E``).
 
@@ -36,7 +37,8 @@ def judge_output(
     graded: ``A`` when float32 arithmetic with one rounding explains the result, else ``B``. ``wide()`` returns as many
     of kind ``F`` as ``more()``; where the reference computes in 16 bits, they must fail it as well. ``laid()`` returns
     as many of the reference on inputs in the case's own layout, if there are any. They must fail it too: torch computes
-    some functions differently by layout. ``eager()`` returns what the reference comes to op by op in 16 bits (`fence`).
+    some functions differently by layout. ``eager()`` returns what the reference comes to op by op in 16 bits, and
+    ``size`` is that of a gradient (`fence`).
     """
     by = few
     verdict = _judge(candidate, few)
@@ -56,7 +58,7 @@ def judge_output(
             return replace(as_laid, grade="B" if fine is not None else None)
     if not verdict.ok:
         verdict = replace(verdict, by=by)
-        return fenced(verdict, candidate, by, eager) if candidate.dtype in GRIDS else verdict
+        return fenced(verdict, candidate, by, eager, size) if candidate.dtype in GRIDS else verdict
     if fine is None:
         return verdict
     strict = _judge(candidate, fine(), inclusive=False)

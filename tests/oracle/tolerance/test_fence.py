@@ -234,18 +234,51 @@ def test_exact_results_have_no_fence() -> None:
     assert judged(x.argmax(-1) + 1, lambda: x.argmax(-1)).grade == "D"
 
 
-def test_in_float32_the_fence_is_twice_what_its_own_lanes_lose() -> None:
+def test_in_float32_the_fence_is_a_multiple_of_what_its_own_lanes_lose() -> None:
     """A sum in another order passes; what is off by a few units in one element of a row is less accurate; 1 % wrong."""
     x = normal(8, 512, dtype=torch.float32)
     right = torch.softmax(x, -1)
-    assert judged(torch.softmax(x.flip(-1), -1).flip(-1), lambda: torch.softmax(x, -1)).ok
+    assert judged(torch.softmax(x.flip(-1), -1).flip(-1), lambda: torch.softmax(x, -1), narrow=False).ok
     off = right.clone()
     smallest = int(off[2].argmin())
     off[2, smallest] *= 1 + 2.0**-14
-    verdict = judged(off, lambda: torch.softmax(x, -1))
+    verdict = judged(off, lambda: torch.softmax(x, -1), narrow=False)
     assert (verdict.ok, verdict.grade) == (False, "C"), verdict
     off[2, smallest] = off[2].max() * 0.01
-    assert judged(off, lambda: torch.softmax(x, -1)).grade == "D"
+    assert judged(off, lambda: torch.softmax(x, -1), narrow=False).grade == "D"
+
+
+def by_step(gate: Tensor, x: Tensor) -> Tensor:
+    state, found = torch.zeros_like(x[0]), []
+    for g, step in zip(gate, x, strict=True):
+        state = g.exp() * state + step
+        found.append(state)
+    return torch.stack(found)
+
+
+def by_running_sums(gate: Tensor, x: Tensor, *, rounded: Callable[[Tensor], Tensor] = lambda t: t) -> Tensor:
+    """Every decay is ``exp`` of the difference of two sums of gates, as in the chunks of gated linear attention."""
+    sums, future = gate.cumsum(0), torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+    decays = (sums[:, None] - sums[None]).masked_fill(future[..., None], -torch.inf).exp()
+    return (rounded(decays) * x[None]).sum(1)
+
+
+def in_tf32(x: Tensor) -> Tensor:
+    return (x.view(torch.int32) + 0x1000 & ~0x1FFF).view(torch.float32)
+
+
+def test_another_formula_in_float32_is_less_accurate_and_less_than_float32_is_wrong() -> None:
+    """Differences of running sums lose some more units than a product step by step; TF32 loses thousands."""
+    gate, x = -torch.rand(64, 16, generator=torch.Generator().manual_seed(1)), normal(64, 16, dtype=torch.float32)
+
+    def reference() -> Tensor:
+        return by_step(gate, x)
+
+    right = by_running_sums(gate, x)
+    verdict = judged(right, reference, narrow=False)
+    assert (verdict.ok, verdict.grade) == (False, "C"), verdict
+    assert judged(by_running_sums(gate, x, rounded=in_tf32), reference, narrow=False).grade == "D"
+    assert judged(by_running_sums(gate - 1e-3, x), reference, narrow=False).grade == "D"
 
 
 def test_what_overflows_in_16_bits_is_no_yardstick() -> None:

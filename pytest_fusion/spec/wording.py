@@ -17,11 +17,11 @@ _Called = TypeVar("_Called", bound=Callable[..., Any])
 # The most characters of one line of another package's exception.
 _LONGEST_LINE = 500
 
-# Words of fewer differ by as few letters: rows and tows.
+# Shorter words are as close without a typing error: rows and tows.
 _FEWEST_LETTERS = 4
 
-# On a full card contexts, kernels and the handles of libraries cannot be loaded either. None of these asks torch's
-# allocator, which alone raises torch's OutOfMemoryError.
+# On a full card contexts, kernels and handles of libraries fail to load too. torch's OutOfMemoryError comes only from
+# torch's allocator.
 _OUT_OF_MEMORY = (
     "CUDA error: out of memory",
     "HIP error: out of memory",
@@ -31,15 +31,12 @@ _OUT_OF_MEMORY = (
 
 
 def not_modelled(error: BaseException | None) -> NotModelledError | None:
-    """The refusal of the CPU lane that an exception, or one of those it came from, is."""
+    """The `NotModelledError` among an exception and those it came from."""
     return next((one for one in _origins(error) if isinstance(one, NotModelledError)), None)
 
 
 def raised_by_filter(error: BaseException | None) -> str | None:
-    """The line of a warnings filter that lets the warning pass which an exception, or one that it came from, is.
-
-    ``None`` where it is none, or no filter of now makes its kind an error.
-    """
+    """The filter line that lets pass a warning that a filter made an error; ``None`` where it is none."""
     for one in _origins(error):
         if isinstance(one, Warning) and _made_error(one):
             kind = type(one)
@@ -49,7 +46,7 @@ def raised_by_filter(error: BaseException | None) -> str | None:
 
 
 def _made_error(warning: Warning) -> bool:
-    """Whether the first filter that matches this warning makes it an error. Its module is not known here."""
+    """Whether the first filter that matches this warning makes it an error, in whatever module."""
     for action, message, category, module, _ in warnings.filters:
         if isinstance(warning, category) and (message is None or message.match(words(warning))):
             if action == "error":
@@ -100,9 +97,9 @@ def is_near(word: str, known: Iterable[str]) -> bool:
 
 
 def is_slip(word: str, other: str) -> bool:
-    """Whether two words differ by letters inside of one of their parts: one other, two exchanged, one or two more.
+    """Whether two words differ by a typing error inside one part: one other letter, two exchanged, one or two more.
 
-    Ends are left out, as in ``rows_q`` and ``rows_k`` or ``head`` and ``heads``, and so are parts of few letters.
+    Differences at an end, as in ``rows_q`` and ``rows_k`` or ``head`` and ``heads``, and in short parts do not count.
     """
     pairs = [pair for pair in itertools.zip_longest(word.split("_"), other.split("_")) if pair[0] != pair[1]]
     if len(pairs) != 1 or None in pairs[0]:

@@ -1,9 +1,8 @@
 """The fence between less accurate and wrong: twice what eager PyTorch in the case's dtype loses.
 
-By row, not by element: a run of the reference in 16 bits is one sample, and FlashAttention's own tests compare the
-largest errors of whole tensors. A row's errors together (their root mean square) are held to the same, so that what no
-single element shows is wrong from there on, and by no other statistic. The worst of all samples counts, each for
-itself: all elements of a row may be off by one number, such as what the probabilities of a softmax add up to.
+It compares rows, not elements: a run of the reference in 16 bits is one sample, and FlashAttention's own tests compare
+the largest errors of whole tensors. A row's root mean square is limited too, and catches what no single element shows.
+The worst sample counts, as all elements of a row may share an error, such as the sum of a softmax's probabilities.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict
 from pytest_fusion.oracle.tolerance.spread import Spread, spread_of
 
 TIMES = 2.0
-# Shorter rows are compared as a whole tensor: a largest error of few is chance.
+# Shorter rows are compared as a whole tensor, since the largest of few errors is chance.
 _ROW = 16
 _USUAL = 0.9
-# What is exact, of another shape, or not finite where the reference is, has no fence.
+# No fence applies to exact values, another shape, or non-finite values where the reference is finite.
 _NO_FENCE = frozenset({"exact", "shape", "nonfinite"})
 
 
@@ -32,8 +31,8 @@ def fenced(
 ) -> ValuesVerdict:
     """A failed ``verdict`` with its grade: ``C`` inside of the fence, ``D`` outside.
 
-    ``eager`` gives results (samples, *shape) of the reference op by op in the case's 16-bit dtype, ``None`` where there
-    is none: in wider dtypes the reference and its lanes are that, which add up in any order.
+    ``eager`` returns results (samples, *shape) of the reference op by op in the case's 16-bit dtype. ``None``: the
+    dtype is wider, and the reference and its lanes, in any order of addition, serve as samples.
     """
     if verdict.statistic in _NO_FENCE:
         return verdict
@@ -45,7 +44,7 @@ def fenced(
     lost = _lost(spread, eager()).reshape(-1, *error.shape)
     rms, worst = _rms(lost).max(0)
     most = lost.amax(-1).gather(0, worst[None])[0]
-    # One sample of a row may have no element as far off as is usual beside its root mean square.
+    # A single sample's largest error may be small beside its root mean square.
     usual = (most / rms).nan_to_num(0.0).quantile(_USUAL) * rms
     largest = TIMES * most.maximum(usual).unsqueeze(-1) + step
     beyond = ((error - largest).amax(-1) > 0) | (_rms(error) > TIMES * rms + _rms(step))
@@ -59,7 +58,7 @@ def fenced(
 
 
 def _off(values: Tensor, spread: Spread) -> Tensor:
-    """Absolute errors, zero where one side is not finite."""
+    """Absolute errors; zero where either side is not finite."""
     return (values - spread.centre).abs().nan_to_num(0.0, 0.0, 0.0)
 
 

@@ -1,4 +1,4 @@
-"""Check `values`: each output against the reference's lanes, or against a fixed tolerance where one was insisted on."""
+"""Check `values`: each output against the reference's lanes, or a fixed tolerance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_fusion.oracle.tolerance import ValuesVerdict, judge_output, judge_pl
 from pytest_fusion.oracle.tolerance.output_judge import excess_by
 from pytest_fusion.spec.promises import Tolerance
 
-# Of the largest element: sums of float64 in another order are closer, and one in float32 is not.
+# Relative to the largest element: float64 sums in another order are closer, float32 sums are not.
 _ALIKE = 2.0**-40
 
 
@@ -31,10 +31,10 @@ def judge_one(
     laid: Callable[[], OutputLanes | None] | None = None,
     eager: Callable[[], torch.Tensor | None] = lambda: None,
 ) -> ValuesVerdict:
-    """Judge one output by the policy in force; ``fine`` gives the lanes that a grade needs, ``wide`` those of float32
-    where the reference computes in 16 bits, ``laid`` those of the reference on the inputs as they lie, ``eager`` what
-    it comes to op by op in 16 bits. Elements that lost NaN or infinity are left out of the verdict,
-    and named by it."""
+    """The verdict on one output by a fixed ``tolerance``, or by `judge_output` with the other arguments.
+
+    It names elements that lost NaN or infinity, and leaves them out.
+    """
 
     def judged(got: torch.Tensor) -> ValuesVerdict:
         if isinstance(tolerance, Tolerance):
@@ -63,7 +63,7 @@ def judge_one(
 
 
 def _lost(got: torch.Tensor, native: torch.Tensor) -> torch.Tensor:
-    """Elements that are finite where the reference is NaN or infinite, or infinite where it is NaN."""
+    """Elements that are finite where the reference is not, or infinite where it is NaN."""
     got, native = (t.float() if t.element_size() == 1 else t for t in (got.detach(), native))
     return (got.isfinite() & ~native.isfinite()) | (~got.isnan() & native.isnan())
 
@@ -78,7 +78,7 @@ def swallowed(check: str, verdicts: Mapping[str, ValuesVerdict]) -> list[Verdict
 
 
 def meant_alike(lanes: OutputLanes, laid: OutputLanes) -> OutputLanes | None:
-    """``laid`` where the reference means the same by inputs in other layouts, and only its rounding differs."""
+    """``laid`` where the reference means the same for inputs in other layouts, up to rounding."""
     one, other = lanes.oracle, laid.oracle
     if one.shape != other.shape or not bool((one.isfinite() == other.isfinite()).all()):
         return None
@@ -89,7 +89,7 @@ def meant_alike(lanes: OutputLanes, laid: OutputLanes) -> OutputLanes | None:
 def eager_of(
     call: Callable[[], Sequence[torch.Tensor]], names: Callable[[], Sequence[str]], seed: int
 ) -> dict[str, torch.Tensor]:
-    """By name what ``call`` comes to in eager 16 bits; empty where it raises. ``names`` are those of its results."""
+    """The results of ``call`` in eager 16 bits, by ``names``; empty where it raises."""
     try:
         results = run_eager(call, seed=seed)
     except (ReferenceFailed, RuntimeError, TypeError):
@@ -98,7 +98,7 @@ def eager_of(
 
 
 def worst_of(verdicts: Mapping[str, ValuesVerdict]) -> str | None:
-    """The output of the worst grade, of these by the largest ratio; ``None`` of no outputs."""
+    """The output with the worst grade, then the largest ratio; ``None`` without outputs."""
     return max(verdicts, key=lambda name: (_badness(verdicts[name]), verdicts[name].ratio), default=None)
 
 

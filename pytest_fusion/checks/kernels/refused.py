@@ -1,4 +1,4 @@
-"""Hazard `refuses`: cases that the launcher refuses by an ``assert`` or ``raise`` of its own, before any kernel."""
+"""Hazard `refuses`: cases that the launcher itself refuses by ``assert`` or ``raise``, before any kernel."""
 
 from __future__ import annotations
 
@@ -15,17 +15,14 @@ from pytest_fusion.spec.wording import first_line, raised_by_filter
 
 @dataclass(slots=True)
 class _State:
-    """How many cases were refused, by exception, and what the first of each was like."""
+    """How many cases were refused, by exception, and the first of each."""
 
     cases: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
 
 
 def note(context: Context, case: Case, outcome: Outcome) -> bool:
-    """Count a case that its launcher refused; false where the exception is another's, or a kernel ran before it.
-
-    Of one case alone a refusal is all that the kernel does.
-    """
+    """Count a case that its launcher refused; False for other exceptions, after a kernel, or for a single case."""
     if outcome.error is None or outcome.raiser != "launcher" or outcome.launches or not context.on("error"):
         return False
     if context.complete or raised_by_filter(outcome.error) is not None:
@@ -57,5 +54,5 @@ def _conclude(context: Context, judged: int) -> Verdict | None:
     )
 
 
-# It concludes under the name of `error`, which concludes on compilers too.
+# It concludes under the name of `error`, which also concludes on compilers.
 CHECK = Check("refusals", conclude=_conclude, beside=True, reported=False)

@@ -61,10 +61,8 @@ def uniform(shape: tuple[int, ...], seed: int, device: torch.device | str) -> to
 
 
 def normal(shape: tuple[int, ...], seed: int, device: torch.device | str) -> torch.Tensor:
-    """float64, mean 0, variance 1, at most 4.9 in magnitude: the sum of eight 16-bit uniforms (Irwin-Hall).
-
-    Logarithm and cosine would differ between devices in the last bit.
-    """
+    """float64, mean 0, variance 1, at most 4.9 in magnitude: the sum of eight 16-bit uniforms (Irwin-Hall)."""
+    # Logarithm and cosine would differ between devices in the last bit.
     total = torch.zeros(math.prod(shape), dtype=torch.int64, device=device)
     for half in (0, 1):
         word = bits(total.numel(), mix(seed, half), device)

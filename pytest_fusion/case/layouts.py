@@ -54,10 +54,8 @@ def variants(kind: str, ndim: int) -> int:
 
 
 def choices(allowed: tuple[str, ...], ndim: int) -> list[tuple[str, int]]:
-    """The (kind, variant) pairs that may be drawn for ``ndim`` dimensions, plainest first; never empty.
-
-    The order is never the spec's: a shrinker with "transposed" plainer than "contiguous" would not terminate.
-    """
+    """The (kind, variant) pairs that may be drawn for ``ndim`` dimensions, plainest first; never empty."""
+    # The order is never the spec's: a shrinker with "transposed" plainer than "contiguous" would not terminate.
     kinds = sorted(allowed, key=LAYOUTS.index)
     pairs = [(kind, v) for kind in kinds if kind != "offset" for v in range(variants(kind, ndim))]
     return pairs or [("contiguous", 0)]
@@ -99,12 +97,10 @@ def goes_far(shape: tuple[int, ...], layout: Layout) -> bool:
 
 
 def of_fewer(shape: tuple[int, ...], layout: Layout, axis: int, size: int) -> Layout:
-    """The layout of a tensor cut to ``size`` slices along ``axis``.
-
-    Permuted layouts keep their strides, as views do: one row of a transposed tensor would be dense by itself, and a
-    compiler that knows a stride of 1 adds in another order. Otherwise only a size that becomes 1 matters: its stride
-    must not become odd.
-    """
+    """The layout of a tensor cut to ``size`` slices along ``axis``."""
+    # Permuted layouts keep their strides, as views do: one row of a transposed tensor would be dense by itself, and a
+    # compiler that knows a stride of 1 adds in another order. Otherwise only a size that becomes 1 matters: its stride
+    # must not become odd.
     if size >= shape[axis]:
         return layout
     if layout.kind in ("transposed", "unflattenable"):

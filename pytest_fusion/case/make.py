@@ -157,11 +157,9 @@ def _recorded(
     device: torch.device,
     sizes: Mapping[str, Size],
 ) -> torch.Tensor | None:
-    """The elements of a recorded regime; ``None`` for any other, and where the spec's own values must do.
-
-    A summary, or a part of a tensor, cannot satisfy a permutation or a user's function: those are replayed in full or
-    not at all. Other profiles bound the values.
-    """
+    """The elements of a recorded regime; ``None`` for any other, and where the spec's own values must do."""
+    # A summary, or a part of a tensor, cannot satisfy a permutation or a user's function: those are replayed in full or
+    # not at all. Other profiles bound the values.
     own = recorded_values.parse(regime)
     if own is None:
         return None

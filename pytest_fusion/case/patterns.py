@@ -31,10 +31,8 @@ def runs(shape: tuple[int, ...], seed: int, device: torch.device, most: int) -> 
 
 
 def booleans(shape: tuple[int, ...], share: float, seed: int, device: torch.device) -> torch.Tensor:
-    """True with probability ``share``; in every other tensor a run of up to half of each row has one value.
-
-    Rows padded on the left begin so, and their first tile is masked out. Longer runs would mask out whole rows.
-    """
+    """True with probability ``share``; in every other tensor a run of up to half of each row has one value."""
+    # Rows padded on the left begin so, and their first tile is masked out. Longer runs would mask out whole rows.
     found = counter_random.uniform(shape, seed, device) < share
     if not shape or counter_random.mix(seed, "runs") % 2:
         return found
@@ -79,11 +77,8 @@ def probabilities(shape: tuple[int, ...], dtype: torch.dtype, seed: int, device:
 
 
 def rounded(v: torch.Tensor, low: float, high: float, seed: int) -> torch.Tensor:
-    """``v``, float64; for one seed in four, half are replaced by the next power of two towards zero, if in bounds.
-
-    Quotients by a power-of-two scale are half-way between two codes, the only place that shows how a kernel rounds
-    them.
-    """
+    """``v``, float64; for one seed in four, half are replaced by the next power of two towards zero, if in bounds."""
+    # Quotients by a power-of-two scale are half-way between two codes, the only place that shows how a kernel rounds.
     if counter_random.mix(seed, "round") % 4:
         return v
     shape = tuple(v.shape)
@@ -94,11 +89,9 @@ def rounded(v: torch.Tensor, low: float, high: float, seed: int) -> torch.Tensor
 
 
 def ended(v: torch.Tensor, low: int, high: int, seed: int) -> torch.Tensor:
-    """``v``, int64; for every other seed one element is ``high`` and another one, if there is one, ``low``.
-
-    A length equal to its dim is one in 300 if drawn from 0 to 300. For every fourth seed half of all elements are ends:
-    a sum of three bytes wraps where all are 255, once in 2^24 random sums.
-    """
+    """``v``, int64; for every other seed one element is ``high`` and another one, if there is one, ``low``."""
+    # A length equal to its dim is one in 300 if drawn from 0 to 300. For every fourth seed half of all elements are
+    # ends: a sum of three bytes wraps where all are 255, once in 2^24 random sums.
     low, high = counter_random.wrapped(low), counter_random.wrapped(high)
     if counter_random.mix(seed, "ended") % 2 or not v.numel():
         return v

@@ -183,10 +183,8 @@ def build(plan: Plan, choice: Mapping[str, Any], seed: int) -> Case:
 
 
 def with_regimes(spec: FusionSpec, case: Case, choice: Mapping[str, Any]) -> Case:
-    """Give the chosen regime to one tensor or, if it is an ordinary one, sometimes to all that can take it.
-
-    NaN everywhere would hide which input is mishandled.
-    """
+    """Give the chosen regime to one tensor or, if it is an ordinary one, sometimes to all that can take it."""
+    # NaN everywhere would hide which input is mishandled.
     regime = choice.get("values", "unit")
     takers = [
         name

@@ -102,10 +102,8 @@ def fitted(
     *, low: float, high: float, mean: float, rms: float, absolute: float, zeros: float, nan: float = 0.0,
     inf: float = 0.0, ninf: float = 0.0, extreme: float = 0.0,
 ) -> Like:  # fmt: skip
-    """The distribution with these sums over the finite elements of a tensor; ``absolute`` is the mean magnitude.
-
-    A mean magnitude far below the root mean square comes from few large elements, which become ``tails``.
-    """
+    """The distribution with these sums over the finite elements of a tensor; ``absolute`` is the mean magnitude."""
+    # A mean magnitude far below the root mean square comes from few large elements, which become ``tails``.
     share = 1 - min(zeros / max(1 - nan - inf - ninf, 1e-12), 1.0)
     if share <= 0:
         return Like(0.0, 0.0, 0.0, 0.0, 0.0, zeros, nan, inf, ninf, extreme)

@@ -47,10 +47,8 @@ def _scaled(scale: float) -> Callable[[Field], torch.Tensor]:
 
 
 def _hundred(f: Field) -> torch.Tensor:
-    """Hundreds; for every other seed half are powers of two and their neighbours in the dtype.
-
-    log2 of the float32 below 2^7 is 7, so an exponent computed as its floor is one too large.
-    """
+    """Hundreds; for every other seed half are powers of two and their neighbours in the dtype."""
+    # log2 of the float32 below 2^7 is 7, so an exponent computed as its floor is one too large.
     v = f.normal() * 100
     if counter_random.mix(f.seed, 18) % 2:
         return v
@@ -73,10 +71,9 @@ _FAR_BELOW = 3
 
 
 def _negative(f: Field) -> torch.Tensor:
-    """-5 to -1; for one seed in three far below, where every exponential beside a 0 underflows.
-
-    One in three of those is below -10000, which many masks use as minus infinity, unless it is near the dtype's limit.
-    """
+    """-5 to -1; for one seed in three far below, where every exponential beside a 0 underflows."""
+    # One in three of those is below -10000, which many masks use as minus infinity, unless it is near the dtype's
+    # limit.
     v, turn = f.uniform(), counter_random.mix(f.seed, 20) % 9
     if turn == 0 and float(f.info.max) > 1e6:
         return -(v * 20_000 + 20_000)
@@ -165,11 +162,9 @@ def _subnormal(f: Field) -> torch.Tensor:
 
 
 def _special(*values: float) -> Callable[[Field], torch.Tensor]:
-    """Ordinary values with special ones, by the seed in one of two patterns.
-
-    In the first, last and last-but-one lane of three rows in four; or each once in the tensor, so that a value that a
-    mask should hide is special while the rest is clean.
-    """
+    """Ordinary values with special ones, by the seed in one of two patterns."""
+    # In the first, last and last-but-one lane of three rows in four; or each once in the tensor, so that a value that a
+    # mask should hide is special while the rest is clean.
 
     def make(f: Field) -> torch.Tensor:
         v = f.normal()
@@ -212,10 +207,8 @@ def _signed(v: torch.Tensor, f: Field) -> torch.Tensor:
 
 
 def _infinite(f: Field) -> torch.Tensor:
-    """Both infinities in single places; for one seed in three runs of -inf, as a mask leaves in logits.
-
-    The maximum of a first tile may then be -inf. Each row keeps something finite, and one row in four is clean.
-    """
+    """Both infinities in single places; for one seed in three runs of -inf, as a mask leaves in logits."""
+    # The maximum of a first tile may then be -inf. Each row keeps something finite, and one row in four is clean.
     if not f.shape or f.shape[-1] < 2 or counter_random.mix(f.seed, 13) % 3:
         return _special(_INF, -_INF)(f)
     run = patterns.runs(f.shape, f.seed, f.device, f.shape[-1] - 1)
@@ -223,10 +216,8 @@ def _infinite(f: Field) -> torch.Tensor:
 
 
 def _masked(f: Field) -> torch.Tensor:
-    """-inf in the first half of each row and one more, as left by a causal mask or left padding in logits.
-
-    The first tile of a row of several tiles then has no finite maximum, whatever its size.
-    """
+    """-inf in the first half of each row and one more, as left by a causal mask or left padding in logits."""
+    # The first tile of a row of several tiles then has no finite maximum, whatever its size.
     if not f.shape or f.shape[-1] < 2:
         return f.normal()
     return torch.where(f.column() < (f.shape[-1] + 1) // 2, -_INF, f.normal())

@@ -45,10 +45,8 @@ _LARGE, _MOVED = 17, 32
 
 
 def of_class(wanted: tuple[int, ...], bound: Dim) -> tuple[int, ...]:
-    """The sizes of a class for a dim; of a dim that is never small, beyond its least size.
-
-    Fitted to a least size of 64, all would be 64.
-    """
+    """The sizes of a class for a dim; of a dim that is never small, beyond its least size."""
+    # Fitted to a least size of 64, all would be 64.
     if bound.min < _LARGE:
         return wanted
     return tuple(n if n < 2 or n >= bound.min else n + -(-bound.min // _MOVED) * _MOVED for n in wanted)

@@ -45,8 +45,7 @@ _REPEATS, _FRESH = 2, 4
 def judge_case(context: Context, case: Case, *, again: bool = False) -> CaseResult:
     """Judge one case; ``again`` also calls the kernel with changed values at the same addresses.
 
-    A statistical finding counts only when two cases with fresh values repeat it; if these cannot be judged it is
-    `unknown`.
+    A statistical finding must repeat in two cases with fresh values; it is `unknown` where these cannot be judged.
     """
     result = _judge(context, case, again=again)
     for found in result.findings:
@@ -80,10 +79,8 @@ def _replace(result: CaseResult, found: Verdict, instead: Verdict) -> None:
 
 
 def _fresh(case: Case, found: Verdict, attempt: int) -> Case:
-    """The case with new values; after a gradient failure, with every gradient of a random upstream one.
-
-    Most seeds have an upstream gradient of zeros, of one number or one sign, or omit inputs, which hides small errors.
-    """
+    """The case with new values; after a gradient failure, with every gradient of a random upstream one."""
+    # Most other seeds give an upstream gradient of zeros, of one number or sign, or omit inputs, which hides errors.
     seeds = (counter_random.mix(case.seed, "confirm", attempt, turn) >> 1 for turn in range(_TURNS))
     plain = (seed for seed in seeds if found.check != gradients.NAME or gradients.all_gradients(seed))
     return case.with_(seed=next(plain, counter_random.mix(case.seed, "confirm", attempt) >> 1))

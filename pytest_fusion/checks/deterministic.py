@@ -37,8 +37,8 @@ def note(context: Context, expected: Outputs) -> None:
 def notes(context: Context, judged: int) -> list[str]:
     """Notes on names that are no output of the ``judged`` cases and no gradient.
 
-    Raises ``SpecError`` if no other case or parametrization could have one, or an input has the name (its gradient is
-    meant).
+    Raises ``SpecError`` if no other case or parametrization can have one, or an input has the name (use its
+    gradient's).
     """
     spec, seen = context.spec, context.state(_Seen).outputs
     if isinstance(spec.deterministic, bool) or not seen:

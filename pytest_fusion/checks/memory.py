@@ -70,11 +70,9 @@ def check_damage(damage: Iterable[Damage]) -> Verdict:
 
 
 def check_access(outcome: Outcome, spec: FusionSpec) -> Verdict | None:
-    """The first wrong access that the interpreter saw, or ``None``.
-
-    Reads of unwritten memory are left to the comparison of fills: a value that is read and dropped is no bug. Races of
-    plain loads and stores count even where results may vary; float atomics and locks do not cause them.
-    """
+    """The first wrong access that the interpreter saw, or ``None``."""
+    # Reads of unwritten memory are left to the comparison of fills: a value that is read and dropped is no bug. Races
+    # of plain loads and stores count even where results may vary; float atomics and locks do not cause them.
     for found in outcome.findings.found:
         check = "repeat" if found.kind in ("racing-stores", "racing-load") else "bounds"
         if found.kind == "unwritten-load" or check in spec.without:

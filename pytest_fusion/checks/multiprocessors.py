@@ -1,7 +1,6 @@
 """How many multiprocessors the modelled GPU has: few, so that a persistent kernel has several turns.
 
-A kernel may split a sum by this number. So the case alone decides it, once, before it is judged; smaller cases and
-experiments keep it.
+The case alone decides, as a kernel may split a sum by this number; smaller cases and experiments keep it.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ _ONE_CALL = frozenset({"values", "gradients", "error"})
 class Probe:
     """The result of one call: outputs ``got`` and ``expected`` by name, and the ``lanes`` that judge them.
 
-    These are empty where the call or the reference failed. ``logical`` are input values, ``placed`` the kernel's
-    tensors; ``trial`` runs a backward.
+    They are empty where the call or the reference failed. ``placed`` are the kernel's tensors; ``trial`` runs a
+    backward.
     """
 
     result: CaseResult
@@ -73,8 +73,7 @@ def probe(
 ) -> Probe:
     """Judge ``case``, changed by ``edit``, in the layout of ``laid``, by ``check`` and the checks before it.
 
-    ``again`` also calls with changed values at the same addresses. Rejections are those of ``judge_case``; an edit may
-    raise ``ImpossibleCase``. Raises ``SpecError`` where the reference cannot take the values.
+    An edit may raise ``ImpossibleCase``. Raises ``SpecError`` where the reference cannot take the values.
     """
     quiet = {**context.spec.without, "vacuity": "not needed", "invariance": "not needed"}
     every = replace(context, spec=context.spec.with_(without=quiet))
@@ -150,10 +149,9 @@ def _judge(found: Probe, trial: Trial, first: Outcome, check: str, *, again: boo
 
 
 def gradient(found: Probe, name: str, order: Sequence[int] | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The kernel's gradient of an input, right or wrong, and its exact value in float64.
+    """The kernel's gradient of an input, right or wrong, and its exact value in float64; ``None`` without both.
 
-    ``order`` permutes the upstream gradients along their only axis of its length. ``None`` where there is no such axis
-    or gradient, or a backward fails.
+    ``order`` permutes the upstream gradients along their only axis of its length.
     """
     if found.trial is None:
         return None

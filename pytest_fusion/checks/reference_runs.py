@@ -41,11 +41,8 @@ class ReferenceRuns:
         return self._lanes[key][name]
 
     def laid_lanes(self, name: str, count: int) -> OutputLanes | None:
-        """Lanes of one output from the reference on inputs in their layouts, if it takes them and means the same.
-
-        ``F.linear`` rounds once more before it adds a strided bias, unless ``x`` is a matrix. ``None`` if all are
-        contiguous.
-        """
+        """Lanes of one output from strided inputs; ``None`` if contiguous, refused, or of another meaning."""
+        # ``F.linear`` rounds once more before it adds a strided bias, unless ``x`` is a matrix.
         if self._laid is None:
             self._laid = {}
             placed = place(self.logical, self.result.case, self.context.device, FILLS[0])

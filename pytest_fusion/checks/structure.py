@@ -69,8 +69,8 @@ def check_structure(
 ) -> Verdict:
     """Compare the returned structures, apart from tensor elements.
 
-    ``shared``: pairs of names with shared memory that the reference's do not have; ``precision``: the relative error
-    allowed for a Python float.
+    ``shared``: names with shared memory, unlike the reference's; ``precision``: relative error allowed for a Python
+    float.
     """
     if fused.shape != reference.shape:
         advice = ": does the test return what its kernel returned?" if fused.shape == "None" else ""
@@ -128,10 +128,8 @@ def check_structure(
 
 
 def _posing(got: torch.Tensor, expected: torch.Tensor) -> str | None:
-    """What makes a tensor special: a subclass or own methods can change what comparisons see.
-
-    A subclass that the reference returns too (quantised tensors) and a parameter are allowed.
-    """
+    """What makes a tensor special: a subclass or own methods can change what comparisons see."""
+    # A subclass that the reference returns too (quantised tensors) and a parameter are allowed.
     if type(got) not in (torch.Tensor, torch.nn.Parameter, type(expected)):
         return f"a {type(got).__name__}, the reference's is a {type(expected).__name__}"
     hidden = sorted(name for name in vars(got) if hasattr(torch.Tensor, name)) if hasattr(got, "__dict__") else []

@@ -57,10 +57,7 @@ _LATER = 3
 
 
 class Trial:
-    """One case's results and reference. ``alone`` judges another case without calling it twice.
-
-    ``thorough``: one of the cases with more calls, the first few of a test and every tenth.
-    """
+    """A case's results and reference. ``alone`` judges other cases; ``thorough`` ones, every tenth, get more calls."""
 
     def __init__(
         self,
@@ -174,10 +171,8 @@ class Trial:
         return self.note(error_verdict(outcome))
 
     def forbid_nothing(self) -> None:
-        """Raise ``SpecError`` where the spec names nothing to compare; a list may be empty in this case.
-
-        Also for an object with tensors inside that are not compared: equal types would pass for equal results.
-        """
+        """Raise ``SpecError`` where the spec names nothing to compare; a list may be empty in this case."""
+        # An object whose inner tensors are not compared counts too: equal types would pass for equal results.
         for name, value in self.expected.plain.items():
             inner = hidden(value)
             if inner is not None or (not self.expected.tensors and has_no_equality(value)):
@@ -226,10 +221,7 @@ class Trial:
         return got
 
     def explain_difference(self, got: Outputs, other: Outputs) -> bool:
-        """Explain a difference between fills: chance, undefined lanes, the inputs' surroundings, or fresh memory.
-
-        A difference between two runs under one fill is chance. True when it ends the case.
-        """
+        """What a difference between fills is: chance, lanes, surroundings, or fresh memory. True ends the case."""
         spec, context, case = self.spec, self.context, self.result.case
         chance: set[str] = set()
         answered = context.focus.until is not None and not any(map(self.tolerates, got.tensors))
@@ -314,10 +306,7 @@ class Trial:
         return found if found.failed else None
 
     def compare(self, got: Outputs, *, keep: bool = False, excused: bool = True) -> Verdict:
-        """The verdict on another result, by structure and values; shared memory does not count.
-
-        ``keep`` stores a wrong one for the picture of its errors; ``excused`` leaves out the outputs of `excused`.
-        """
+        """The verdict on another result, without aliasing; ``keep`` a wrong one for the picture of its errors."""
         verdict = structure.check_structure(got, self.expected, precision=precision(self.logical))
         if verdict.failed:
             return verdict if self.context.on("structure") else passed("structure")

@@ -72,11 +72,9 @@ class Vacuity:
         return None if pristine.equal(wrong.nan_to_num(), right.nan_to_num()) else wrong
 
     def conclude(self, judged: int, *, fixed: bool = False) -> Verdict:
-        """The verdict over the whole run.
-
-        A ``fixed`` tolerance that accepts a result of the next lower precision is a hazard. The automatic one does so
-        only where the reference itself is that coarse inside, which is noted.
-        """
+        """The verdict over the whole run; ``fixed``: by a fixed tolerance."""
+        # A fixed tolerance that accepts the next lower precision is a hazard. The automatic one does so only where the
+        # reference is that coarse inside, which is noted.
         if judged < ENOUGH_CASES:
             return unknown("vacuity", f"only {judged} case(s) were judged; {ENOUGH_CASES} are needed for a verdict")
         if not self._open:

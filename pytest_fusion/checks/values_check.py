@@ -31,10 +31,7 @@ def judge_one(
     laid: Callable[[], OutputLanes | None] | None = None,
     eager: Callable[[], torch.Tensor | None] = lambda: None,
 ) -> ValuesVerdict:
-    """The verdict on one output by a fixed ``tolerance``, or by `judge_output` with the other arguments.
-
-    It names elements that lost NaN or infinity, and leaves them out.
-    """
+    """The verdict on one output by ``tolerance`` or `judge_output`; it skips elements that lost NaN or infinity."""
 
     def judged(got: torch.Tensor) -> ValuesVerdict:
         if isinstance(tolerance, Tolerance):

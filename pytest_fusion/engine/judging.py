@@ -150,11 +150,9 @@ class Judging:
     def find(
         self, cases: Cases, outer: Any, result: CaseResult, *, shrink: bool = True, explained: bool = True
     ) -> None:
-        """Enter the new findings of a case, each on its smallest case; ``explained`` adds the cause.
-
-        Where a known failure has spoiled the result, a verdict without a cause may only follow from it and does not
-        count.
-        """
+        """Enter the new findings of a case, each on its smallest case; ``explained`` adds the cause."""
+        # Where a known failure has spoiled the result, a verdict without a cause may only follow from it and does not
+        # count.
         spoiled = result.spoiled_by()
         for verdict in result.findings:
             if spoiled is not None and verdict.check not in _UNSPOILED and not verdict.cause:

@@ -66,11 +66,8 @@ def _may_be_cached(job: Job, tally: Tally, failure: Failure) -> bool:
 
 
 def with_second_opinion(job: Job, tally: Tally) -> Tally:
-    """The tally, with a diagnosis from the CPU lane where the GPU left the cause open and the kernel allows it.
-
-    A child interprets the kernels (``interpreter.bridge.adopt``) on the same case. Experiments need no compiling there;
-    on a GPU an empty compile cache uses up their time.
-    """
+    """The tally, with a diagnosis from the CPU lane where the GPU left the cause open and the kernel allows it."""
+    # A child interprets the kernels on the same case, without compiling; on a GPU an empty cache takes the time.
     failure = tally.failure
     if failure is None or not _needed(job, failure):
         return tally

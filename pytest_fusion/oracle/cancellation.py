@@ -67,11 +67,8 @@ def of_stored_output(noise: Noise, weights: Tensor, spread: Tensor, dim: int) ->
 
 
 def multiplied_out(noise: Noise, found: Lanes, operands: Sequence[Operand], unit: float) -> Lanes:
-    """A sum that cancels, as its readers may have it: ``(x - mean) * scale`` is also ``x * scale - mean * scale``.
-
-    Each product then rounds at the size of the ``operands``, not of their difference, as in ATen's layer norm on the
-    CPU. The sum as a result is unchanged.
-    """
+    """A sum that cancels, as its readers may have it: ``(x - mean) * scale`` is also ``x * scale - mean * scale``."""
+    # Each product then rounds at its own size, not the difference's, as in ATen's layer norm on the CPU.
     size = torch.zeros_like(found.raw[0])
     for operand in operands:
         size = torch.maximum(size, operand.value[0].abs())
@@ -85,11 +82,9 @@ def at_operands_size(noise: Noise, difference: Tensor, size: Tensor, unit: float
 
 
 def scaled_before(noise: Noise, found: Lanes, given: Tensor, unit: float) -> Lanes:
-    """``x - max(x)`` of ``given`` numbers (*shape), as readers may have it: scaled by log2 e before, for exp2.
-
-    Each product, except the largest itself, rounds at the size of ``x``, but not so much that an exponential overflows.
-    An interpreted softmax, written out, was 6 times over the limit for values of hundreds.
-    """
+    """``x - max(x)`` of ``given`` numbers (*shape), as readers may have it: scaled by log2 e before, for exp2."""
+    # Each product, except the largest itself, rounds at the size of ``x``, but not so much that an exponential
+    # overflows. An interpreted softmax, written out, was 6 times over the limit for values of hundreds.
     size = given.abs()
     where = (found.raw[0] != 0) & (size * unit <= 1)
     return replace(found, rounded=noise.off(found.rounded, unit * size, where))

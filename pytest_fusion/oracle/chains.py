@@ -50,11 +50,8 @@ def terms_of(operand: Any, factor: float, like: Tensor) -> Terms:
 
 
 def in_any_order(noise: Noise, total: Tensor, parts: tuple[Terms, Terms], unit: float) -> tuple[Tensor, Terms]:
-    """``total`` (L, *shape), the sum of ``parts``, with the noise that its lanes lack for any order.
-
-    A sequential sum in random order has variance ``n S^2 / 3 + n Q / 6`` in units of ``u^2 / 3``
-    (``Noise.accumulated``).
-    """
+    """``total`` (L, *shape), the sum of ``parts``, with the noise that its lanes lack for any order."""
+    # A sequential sum in random order has variance ``n S^2 / 3 + n Q / 6`` in units of ``u^2 / 3`` (Noise.accumulated).
     value, (one, other) = total[0], parts
     squares, given, count = one.squares + other.squares, one.given + other.given, one.count + other.count
     # What the next step rounds; nothing if the sum is a number of the dtype.
@@ -73,10 +70,7 @@ def in_any_order(noise: Noise, total: Tensor, parts: tuple[Terms, Terms], unit: 
 
 
 def carried(name: str, operands: Sequence[Any], like: Tensor) -> Terms | None:
-    """The chain that ``where``, or ``mul`` by zeros and ones, carries on, as in ``where(begins, 0, sum) + x``.
-
-    ``like`` (*shape) is the exact result; None where there is no chain.
-    """
+    """The chain in the exact ``like`` (*shape) that ``where``, or ``mul`` by zeros and ones, keeps, or None."""
     chains = [isinstance(v, Lanes) and v.chain is not None for v in operands]
     if not any(chains):
         return None
@@ -99,10 +93,8 @@ def noted(lanes: Lanes, chain: Terms | None) -> Lanes:
 
 
 def _exact_in_any_order(most: Tensor, parts: Sequence[Terms], unit: float) -> Tensor:
-    """Where no order rounds: all terms are multiples of a unit of the largest partial sum, like small whole numbers.
-
-    The unit is taken ``_SPARE`` times as large, against multiples by chance.
-    """
+    """Where no order rounds: all terms are multiples of a unit of the largest partial sum, like small whole numbers."""
+    # The unit is taken ``_SPARE`` times as large, against multiples by chance.
     _, exponent = torch.frexp(most.sqrt())
     step = torch.ldexp(torch.full_like(most, _SPARE * unit), exponent)
     exact = torch.ones_like(most, dtype=torch.bool)

@@ -21,10 +21,7 @@ _OCTAVES = 6
 
 
 def drift(terms: Tensor, total: Tensor, dims: Sequence[int], unit: float) -> Tensor | None:
-    """The largest error of the sum of ``terms`` over ``dims`` by repetition; ``None`` where none repeat.
-
-    Both are the oracle's; ``total`` keeps the reduced dims.
-    """
+    """The error of the oracle's sum of ``terms`` over kept ``dims`` by repetition; ``None`` where none repeat."""
     repeats = _repeats(terms, dims)
     if repeats is None:
         return None
@@ -43,11 +40,9 @@ def running_drift(terms: Tensor, total: Tensor, steps: Tensor, dim: int, unit: f
 
 
 def factor_drift(factors: Tensor, total: Tensor, dim: int, unit: float, *, running: bool = False) -> Tensor | None:
-    """`drift` of the product of ``factors`` along ``dim``, or if ``running`` of each prefix.
-
-    A tree squares products of equal factors, with the same error in all nodes of a level: correct scans of 51 equal
-    factors were off by 24 units and refused, where random roundings give 2. Powers of two multiply exactly.
-    """
+    """`drift` of the product of ``factors`` along ``dim``, or if ``running`` of each prefix."""
+    # A tree squares products of equal factors, with the same error in all nodes of a level: correct scans of 51 equal
+    # factors were off by 24 units and refused, where random roundings give 2. Powers of two multiply exactly.
     repeats = _repeats(factors.abs(), [dim])
     if repeats is None:
         return None

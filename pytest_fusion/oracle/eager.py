@@ -74,10 +74,8 @@ class Eager(OperatorMode):
         return out
 
     def stored(self, result: Tensor) -> Tensor:
-        """A result in float64; random samples of 16-bit results held in a wider dtype are off by up to half a unit.
-
-        Another formula's result need not be a 16-bit number.
-        """
+        """A result in float64; random samples of 16-bit results held in a wider dtype are off by up to half a unit."""
+        # Another formula's result need not be a 16-bit number.
         values, dtype = result.to(D, copy=True), self._of(result)
         if self._generator is not None and result.dtype in _WIDE and dtype in NARROW:
             half = quantum(values, dtype).mul_(0.5)

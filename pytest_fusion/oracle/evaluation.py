@@ -229,10 +229,7 @@ class Evaluator(DispatchMode):
         ]
 
     def _by_running(self, call: Call, *, noisy: bool = True) -> list[Lanes | None]:
-        """Lanes from running the operation on each lane's values; the oracle in float64 where that works.
-
-        Where it does not run, all lanes have the native value with an error of one unit of the native dtype.
-        """
+        """Lanes from running the operation on each lane, or else of the native value with an error of one unit."""
         made = self.run_shaken(call, call.func) if noisy else run_on_lanes(call, call.func, _rounded)
         if made is None:
             return [self._unknown(call, native) for native in call.natives]
@@ -261,11 +258,9 @@ class Evaluator(DispatchMode):
         return None
 
     def run_shaken(self, call: Call, function: Callable[..., Any]) -> list[Any] | None:
-        """`run_on_lanes` of perturbed operands: a sum of them rounds at their size, however small it is.
-
-        This is the error of any backward stable method (Higham, Accuracy and Stability, section 1.5): pooling and
-        interpolation, their gradients, bags, linear solves.
-        """
+        """`run_on_lanes` of perturbed operands: a sum of them rounds at their size, however small it is."""
+        # This is the error of any backward stable method (Higham, Accuracy and Stability, section 1.5): pooling and
+        # interpolation, their gradients, bags, linear solves.
         shaken = {
             operand: self.noise.relative(operand.lanes.rounded, _UNSURE / 2)
             for operand in dict.fromkeys(call.operands)

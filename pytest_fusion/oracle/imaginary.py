@@ -1,7 +1,4 @@
-"""Lanes of complex tensors: stored for their real and imaginary parts, computed as complex numbers.
-
-Both views share one storage, so lanes stored through one are found through the other.
-"""
+"""Lanes of complex tensors: stored for real and imaginary parts, which share a storage, and computed as complex."""
 
 from __future__ import annotations
 
@@ -43,10 +40,8 @@ def transforms(func: Any) -> bool:
 
 
 def largest_over(value: Tensor, func: Any, args: Sequence[Any]) -> Tensor:
-    """What rounding errors of ``value`` ``(L, *shape)`` are relative to: its modulus; of a transform, the largest.
-
-    A product's real part, or an element of a transform, may cancel while its terms do not.
-    """
+    """What rounding errors of ``value`` ``(L, *shape)`` are relative to: its modulus; of a transform, the largest."""
+    # A product's real part, or an element of a transform, may cancel while its terms do not.
     size = value[:1].abs()
     if not transforms(func) or not size.numel():
         return size

@@ -37,10 +37,10 @@ class OutputLanes:
 
 @dataclass(slots=True)
 class LaneRun:
-    """All results of one shadow run of a reference.
+    """All results of one shadow run; ``fallbacks`` names operations whose rounding is not modelled.
 
-    ``fallbacks`` names operations without a model of their rounding. ``drawn``: the random numbers drawn; lanes share
-    the native draw. ``numbers`` are the Python numbers that it multiplied by.
+    ``drawn``: the generators that were used; lanes share the native draw. ``numbers``: Python numbers that were
+    factors.
     """
 
     outputs: list[OutputLanes]

@@ -83,8 +83,7 @@ class Entry:
 class Store:
     """Maps native storages to lanes, without keeping either alive.
 
-    The key is the storage: views, aliases, ``detach`` and autograd's saved tensors share lanes, and see each other's
-    writes.
+    The key is the storage, so that views, aliases, ``detach`` and autograd's saved tensors share lanes and writes.
     """
 
     def __init__(self, width: int) -> None:

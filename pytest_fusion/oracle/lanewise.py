@@ -25,8 +25,7 @@ REFUSED = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, Ari
 def run_on_lanes(call: Call, function: Callable[..., Any], pick: Callable[[Operand], Tensor]) -> list[Any] | None:
     """Results of ``function`` on the lanes that ``pick`` takes of a call's operands, each ``(L, *shape)``.
 
-    Tries float64, then float32, then the native dtypes; None if none works or results have other shapes than the
-    call's.
+    In float64, else float32, else the native dtypes; None if none works or gives the call's shapes.
     """
     args, kwargs = call.on(pick)
     for dtype in (D, torch.float32, None):

@@ -20,8 +20,7 @@ from pytest_fusion.oracle.ops import OPERATORS, Operator
 class Plan:
     """``written`` has (position, name) of written arguments; ``functional`` is the overload that returns them instead.
 
-    ``outs``: they are ``out=`` arguments. ``draws``: it may draw random numbers. ``composite``: it consists of other
-    operations in all dispatch keys.
+    ``outs``: they are ``out=``. ``draws``: it may draw random numbers. ``composite``: it is made of other operations.
     """
 
     name: str

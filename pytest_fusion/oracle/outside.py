@@ -24,10 +24,8 @@ _UNITS = 16
 
 @contextmanager
 def noting(taken: list[str], mode: TorchDispatchMode) -> Iterator[None]:
-    """Add to ``taken`` how a floating tensor's values left torch under ``mode``, other than within an operator.
-
-    Functions from ``torch.compile`` run eagerly: Dynamo would trace the lanes' own code with the reference's.
-    """
+    """Add to ``taken`` how a floating tensor's values left torch under ``mode``, other than within an operator."""
+    # Functions from ``torch.compile`` run eagerly: Dynamo would trace the lanes' own code with the reference's.
     with ExitStack() as stack:
         for name in _WAYS_OUT:
             stack.enter_context(patch.object(Tensor, name, _noting(getattr(Tensor, name), name, taken, mode)))

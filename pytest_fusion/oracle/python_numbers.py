@@ -72,10 +72,8 @@ def _mixed(noise: Noise, wide: Tensor, narrow: Tensor) -> Tensor:
 
 
 def lifted(noise: Noise, native: Tensor) -> Lanes | None:
-    """Lanes of a number that became a tensor, as in ``y[0] = 0.3``; ``None`` where the tensor holds it exactly.
-
-    The number is taken to be the one with the fewest digits that gives this value.
-    """
+    """Lanes of a number that became a tensor, as in ``y[0] = 0.3``; ``None`` where the tensor holds it exactly."""
+    # The number is taken to be the one with the fewest digits that gives this value.
     if native.numel() != 1 or native.dtype not in NARROW:
         return None
     value = float(native)

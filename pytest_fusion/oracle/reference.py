@@ -38,10 +38,8 @@ class ReferenceCrashed(SpecError):
 
 @contextmanager
 def on_its_own(name: str, inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Run a reference in full precision; raises ``ReferenceCrashed`` where it loses the CUDA context.
-
-    ``name`` is the spec's. Waits for the device, as an error of the last launch surfaces only then.
-    """
+    """Run a reference in full precision; raises ``ReferenceCrashed`` where it loses the CUDA context."""
+    # An error of the last launch surfaces only when the device is waited for.
     devices = {value.device for value in inputs.values() if isinstance(value, torch.Tensor)}
     try:
         with full_precision():

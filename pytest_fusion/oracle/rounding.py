@@ -148,11 +148,9 @@ class Noise:
         return self._draw("normal", (self.lanes, *shape), device)
 
     def normal_of(self, first: Tensor, second: Tensor) -> Tensor:
-        """Normal numbers (K, *shape), equal wherever ``first`` and ``second`` (*shape) are equal in float32.
-
-        A kernel makes the same error in equal columns, and a sum over them does not average it: for 30 equal columns of
-        500 products each, summed, honest float32 was refused in 15 of 25 runs.
-        """
+        """Normal numbers (K, *shape), equal wherever ``first`` and ``second`` (*shape) are equal in float32."""
+        # A kernel makes the same error in equal columns, and a sum over them does not average it: for 30 equal columns
+        # of 500 products each, summed, honest float32 was refused in 15 of 25 runs.
         # Float64 sums of equal columns differ in their last bits, by the column's place in a vector.
         bits = [part.float().contiguous().view(torch.int32).to(torch.int64) for part in (first, second)]
         mixed = bits[0] * _ODD[0] + bits[1] * _ODD[1]
@@ -241,10 +239,7 @@ class Noise:
         return out
 
     def in_tf32(self, value: Tensor) -> Tensor:
-        """A factor as tensor cores take it, with 11 significant bits: rounded at random in half of the lanes.
-
-        The others truncate, as hardware does with float32.
-        """
+        """A factor in 11 significant bits, as on tensor cores: half of the lanes truncate, as hardware does."""
         out, drop = self.spread(value), GRIDS[D].bits - _TF32_BITS
         bits = out[1:].view(torch.int64)
         noise = self._draw("bits", tuple(bits.shape), value.device, drop)
@@ -252,10 +247,8 @@ class Noise:
         return out
 
     def other_half(self, source: Tensor) -> Tensor:
-        """The half of the lanes that may act as another honest kernel, bool (1 + K, 1, ...); never the oracle.
-
-        Every other lane flushes (``_subnormal``), so pairs of lanes take turns: each half has both kinds.
-        """
+        """The half of the lanes that may act as another honest kernel, bool (1 + K, 1, ...); never the oracle."""
+        # Every other lane flushes (``_subnormal``), so pairs of lanes take turns: each half has both kinds.
         numbers = self._numbers(source, first=-1)
         return (numbers >= 0) & (numbers // 2 % 2 == 1)
 
@@ -264,11 +257,9 @@ class Noise:
         return torch.arange(first, self.lanes, device=source.device).reshape(-1, *(1,) * (source.dim() - 1))
 
     def _subnormal(self, source: Tensor, noise: Tensor, grid: Grid, drop: int) -> Tensor:
-        """Lanes 1..K of values below the least normal.
-
-        Every other lane flushes values below the least step to zero. A random choice per element would be rare for tiny
-        values, and rare outliers in single lanes blind every statistic that takes a maximum over the lanes.
-        """
+        """Lanes 1..K of values below the least normal; every other lane flushes those below the least step to zero."""
+        # A random choice per element would be rare for tiny values, and rare outliers in single lanes blind every
+        # statistic that takes a maximum over the lanes.
         flushed = self._numbers(source) % 2 == 0
         if grid.step == grid.tiny:
             return torch.where(flushed, 0.0, source)

@@ -112,8 +112,7 @@ class Shape:
 def parse_shape(text: str, *, where: str = "") -> Shape:
     """Parse a jaxtyping-like shape string; ``""`` is a 0-d tensor. Raises ``SpecError``.
 
-    ``_`` is a dim of its own (``_0``, ``_1``, ... until :func:`named_apart`), ``...`` a batch of its own, ``name=4`` a
-    4.
+    ``_`` is a dim of its own (``_0``, ``_1``, ... until :func:`named_apart`), ``...`` a batch, and ``name=4`` a 4.
     """
     place = f" of {where}" if where else ""
     terms: list[Term] = []

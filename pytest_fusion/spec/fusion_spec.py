@@ -306,11 +306,9 @@ class FusionSpec:
             raise SpecError(f"{self.name}: {name!r} is the name of a dim and of an input{why}. Rename the dim")
 
     def _narrowed(self) -> dict[str, Dim]:
-        """The bounds, each dim's narrowed by its multiples; raises where no size is left.
-
-        Else ``heads=dim(1, 32, multiple_of="kv_heads")`` rejects nearly every case: few sizes of ``kv_heads`` have
-        multiples up to 32.
-        """
+        """The bounds, each dim's narrowed by its multiples; raises where no size is left."""
+        # Else ``heads=dim(1, 32, multiple_of="kv_heads")`` rejects nearly every case: few ``kv_heads`` have multiples
+        # up to 32.
         bounds = {name: self.bound(name) for name in self.dim_order}
         for name in reversed(self.dim_order):
             own = bounds[name]

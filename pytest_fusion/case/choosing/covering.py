@@ -68,10 +68,8 @@ T = TypeVar("T")
 
 
 def rows(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Choices that together contain every pair of levels, the plainest first, in a fixed order.
-
-    The array is made over positions, because levels may be unhashable, and equal between factors.
-    """
+    """Choices that together contain every pair of levels, the plainest first, in a fixed order."""
+    # The array is made over positions, because levels may be unhashable, and equal between factors.
     names = list(plan.factors)
     counts = [len(plan.factors[name]) for name in names]
     if len(names) == 1:
@@ -219,11 +217,9 @@ def broad_rows(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def within(budget: float, pairs: Iterable[T], long: Sequence[T]) -> Iterator[T]:
-    """Cases for pairs, then long ones; if ``budget`` is too small for all, long ones get a part of it.
-
-    With ``max_examples=60`` no case was longer than a block. Multiples of the golden ratio pick the long ones: with
-    even steps all could be of one dim, as dims take turns.
-    """
+    """Cases for pairs, then long ones; if ``budget`` is too small for all, long ones get a part of it."""
+    # With ``max_examples=60`` no case was longer than a block. Multiples of the golden ratio pick the long ones: with
+    # even steps all could be of one dim, as dims take turns.
     if budget == math.inf:
         yield from itertools.chain(pairs, long)
         return

@@ -41,11 +41,7 @@ Right = Callable[[Attempt, Upstream], bool | None]
 
 
 def explained(trial: Trial, upstream: Upstream, first: Attempt, verdict: Verdict, right: Right) -> Verdict:
-    """The same failure, with its cause where an experiment shows one.
-
-    The experiments: a contiguous upstream gradient; one of each output alone; gradient elements equal to fresh memory;
-    other bytes in fresh memory; an upstream gradient of ones, or of equal numbers.
-    """
+    """The same failure, with its cause where one of the experiments below shows it."""
     if verdict.identity.startswith(("gradients:extra", "gradients:structure")):
         return verdict
     # Other upstream gradients may hide a statistical failure.
@@ -73,11 +69,8 @@ def _because(verdict: Verdict, cause: str, sentence: str) -> Verdict:
 
 
 def of_access(trial: Trial, upstream: Upstream, verdict: Verdict, right: Right) -> Verdict:
-    """The same failure, with its cause where a wrong access follows strides that the upstream gradient does not have.
-
-    Of callers' layouts, code that assumes strides leaves the storage of one expanded element, and reads wrong elements
-    of the others.
-    """
+    """The same failure, with its cause where a wrong access follows strides that the upstream gradient lacks."""
+    # Code that assumes strides leaves the storage of one expanded element, and reads wrong elements in other layouts.
     if verdict.check not in ("bounds", "repeat") or not isinstance(verdict.evidence, WrongAccess | DamagedMemory):
         return verdict
     found = _of_layout(trial, upstream, right)
@@ -154,10 +147,8 @@ def _of_outputs(trial: Trial, upstream: Upstream, name: str, right: Right) -> tu
 
 
 def _of_upstream(trial: Trial, upstream: Upstream, name: str, right: Right) -> tuple[str, str] | None:
-    """Cause and sentence where the gradient of the input ``name`` is right for upstream gradients of equal numbers.
-
-    A gradient near zero there (of a softmax or a norm) is always right, and no evidence.
-    """
+    """Cause and sentence where the gradient of the input ``name`` is right for upstream gradients of equal numbers."""
+    # A gradient near zero there (of a softmax or a norm) is always right, and no evidence.
     usual = _largest(_exact(upstream, name))
 
     def deals_with(other: Upstream) -> bool:
@@ -205,11 +196,9 @@ def _largest(t: torch.Tensor | None) -> float:
 
 
 def _lacks_a_factor(trial: Trial, others: Upstream, name: str, usual: float) -> bool:
-    """Whether the gradient is off by its own size for upstream gradients that make products round.
-
-    Products with ones are exact in any number of bits. With threes both a rounding and a missing factor show; a
-    rounding is below 2 % of the usual gradient, a missing factor takes two thirds of it.
-    """
+    """Whether the gradient is off by its own size for upstream gradients that make products round."""
+    # Products with ones are exact in any number of bits. With threes both a rounding and a missing factor show; a
+    # rounding is below 2 % of the usual gradient, a missing factor takes two thirds of it.
     got, right = Attempt(trial, others, FILLS[0], contiguous=True).named().get(f"d{name}"), _exact(others, name)
     if got is None or right is None or got.shape != right.shape:
         return False
@@ -217,11 +206,9 @@ def _lacks_a_factor(trial: Trial, others: Upstream, name: str, usual: float) -> 
 
 
 def _moves(trial: Trial, upstream: Upstream, name: str) -> bool:
-    """Whether the kernel gives elements of the upstream gradient parts that the reference gives to others.
-
-    A gradient that is right for equal numbers may instead lack a part that is zero there, as a norm's gradient of its
-    mean. Then its parts belong to no element.
-    """
+    """Whether the kernel gives elements of the upstream gradient parts that the reference gives to others."""
+    # A gradient that is right for equal numbers may instead lack a part that is zero there, as a norm's gradient of its
+    # mean. Then its parts belong to no element.
     sizes = {output: upstream.upstream[output].numel() for output in upstream.used}
     places = [(output, at) for output, size in sizes.items() for at in range(size)]
     if not 1 < len(places) <= _MOST_ELEMENTS:

@@ -1,8 +1,4 @@
-"""Further backwards of a case whose first one gave right gradients.
-
-The upstream gradient must be unchanged. Gradients must be the same with other bytes in fresh memory, through a retained
-graph, and with a launch's programs in another order.
-"""
+"""Further backwards of a case with right gradients: other fresh memory, a retained graph, another order of programs."""
 
 from __future__ import annotations
 
@@ -76,10 +72,8 @@ def upstream_overwritten(trial: Trial, upstream: Upstream, first: Attempt) -> Ve
 
 
 def _residual(trial: Trial, upstream: Upstream) -> dict[str, torch.Tensor]:
-    """Wrong elements of the gradient of ``z`` where each result goes into ``result + z``.
-
-    ``z`` is made before the call, like a residual, so that its backward runs after the kernel's.
-    """
+    """Wrong elements of the gradient of ``z`` where each result goes into ``result + z``."""
+    # ``z`` is made before the call, like a residual, so that its backward runs after the kernel's.
     with trial.context.clock.phase("make"):
         placed, above = prepared(trial, upstream, FILLS[0])
         leaves = {name: torch.zeros_like(trial.expected.tensors[name]).requires_grad_(True) for name in upstream.used}

@@ -80,10 +80,7 @@ class Upstream:
             self._graph()
 
     def lanes(self, count: int, kind: Kind = "E") -> dict[str, OutputLanes]:
-        """Lanes of every gradient that the reference has; with a fixed tolerance only native values count.
-
-        Raises ``NoGraph`` where no output depends on the inputs, ``ReferenceFailed`` where the reference raises.
-        """
+        """Lanes of the reference's gradients. Raises ``NoGraph`` (inputs have none), ``ReferenceFailed``."""
         trial = self.trial
         fixed = isinstance(trial.spec.tolerance, Tolerance)
         seed = counter_random.mix(trial.result.case.seed, "gradient lanes", count)
@@ -148,10 +145,7 @@ class Upstream:
         return replace(self, upstream={name: t.contiguous() for name, t in self.upstream.items()}, layout=layout)
 
     def second(self, of: Mapping[str, torch.Tensor]) -> dict[str, OutputLanes]:
-        """The gradients of the sum of ``gradient * of[input]``: one row each of the Hessian.
-
-        Raises ``ReferenceFailed`` where the reference cannot be differentiated twice.
-        """
+        """The gradients of the sum of ``gradient * of[input]``, rows of the Hessian. Raises ``ReferenceFailed``."""
 
         def backward() -> list[torch.Tensor]:
             arguments, found = self._first(twice=True)

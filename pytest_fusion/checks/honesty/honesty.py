@@ -1,8 +1,7 @@
 """Check `honesty`: a call computes its answer, returns it complete, and leaves it to the caller.
 
-Further calls of a case that passed everything else (`kept_results`, `run.stress.unmarked`) show kernels that are right
-only while they are judged, or once. Every call notes replacements in torch, in timers and in this package
-(`run.pristine`).
+Further calls of a case (`kept_results`, `run.stress.unmarked`) find kernels that are right only while judged, or once.
+Every call notes replacements in torch, in timers and in this package (`run.pristine`).
 
 Not seen: a kernel that turns wrong after more calls than a test makes, or that recognises the plugin by the poison in
 its gaps, by sizes or modules. Not accused: calls of torch, threads, and caches of what is not returned.
@@ -127,11 +126,9 @@ def _tampering() -> Verdict | None:
 
 
 def _for_any_caller(trial: Trial, first_wrong: FirstWrong) -> Verdict | str | None:
-    """A failure, or the reason for `unknown`; ``None`` where the answer is the case's own for any caller.
-
-    A thread has its own autocast, default device and locals. So calls in a thread are compared: the caller matters only
-    if the one that shows the test is right, and the other is wrong twice.
-    """
+    """A failure, or the reason for `unknown`; ``None`` where the answer is the case's own for any caller."""
+    # A thread has its own autocast, default device and locals, so calls in threads are compared. The caller matters
+    # only if the call that shows the test is right, and the other is wrong twice.
     frames: list[unmarked.Frame] = []
     wrong = _in_thread(trial, first_wrong, frames, hidden=True)
     if wrong is None:

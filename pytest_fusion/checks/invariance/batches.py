@@ -1,7 +1,6 @@
 """How many slices the further calls of a case have: sizes near those at which launchers choose between kernels.
 
-The case alone decides, so that a replay makes the same calls; without other cases, all sizes run. Elements and work
-bound the cost, and seconds too where kernels are interpreted.
+The case alone decides, so that a replay makes the same calls. Elements, work and interpreted seconds bound the cost.
 """
 
 from __future__ import annotations
@@ -44,9 +43,8 @@ _SLOW_S, _TEST_S = 0.4, 1.2
 class Spent:
     """How many cases ran, how many for their width alone, and the widest slice; 16 bits (True) and 32 bits apart.
 
-    Another order of a root mean square shows in one float32 row in ten, and 16 bits round it away. After something is
-    ``found`` the cases are those of its shrinking; ``at``: the two sizes that showed it. ``seconds``: the lesser of
-    wall and CPU time of the calls.
+    Another order of a root mean square shows in one float32 row in ten; 16 bits round it away. ``found``: further cases
+    shrink a finding that showed ``at`` two sizes. ``seconds``: the lesser of wall and CPU time.
     """
 
     cases: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
@@ -67,10 +65,7 @@ class InvarianceState:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How many cases run: of any kind, of thorough ones, and extra ones for slices twice as wide.
-
-    Most sums of the first cases are too short to be split; the batch's influence shows in long ones.
-    """
+    """How many cases run: any, thorough, and ``wide`` ones. Most first cases have sums too short to be split."""
 
     any_case: int
     thorough: int
@@ -155,11 +150,7 @@ class Batches:
             self._most = min(size, size if self._most is None else self._most)
 
     def chosen(self, count: int) -> list[int]:
-        """Up to ``count`` sizes except 1 and the case's own, ascending, so that a threshold is met from just above.
-
-        The largest is among them, then those that the seed prefers. While a finding shrinks, the neighbours of the
-        sizes that showed it are enough; a replay includes them.
-        """
+        """Up to ``count`` sizes except 1 and the case's own, ascending, so that a threshold is met from just above."""
         seed, dim, usable = self._case.seed, self._dim, self._usable()
         every = sorted({size for group in usable for size in group})
         if self._trial.context.complete:

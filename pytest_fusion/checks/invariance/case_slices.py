@@ -87,11 +87,8 @@ def _points_along(values: Any, dim: str, *, last: bool) -> bool:
 
 
 def input_axes(spec: FusionSpec, case: Case, other: Case, logical: Mapping[str, Any], dim: str) -> dict[str, int]:
-    """The axis along which each input of the case follows the dim. Raises ``Unsliceable``.
-
-    Derived inputs are computed from other slices to see: the case's own backwards, some twice if ``other`` has more.
-    One that does not change is the same for all calls.
-    """
+    """The axis along which each input of the case follows the dim. Raises ``Unsliceable``."""
+    # Derived inputs are computed from other slices: the case's own backwards, some twice. Unchanged ones are shared.
     size, count = case.sizes[dim], other.sizes[dim]
     assert isinstance(size, int)
     assert isinstance(count, int)

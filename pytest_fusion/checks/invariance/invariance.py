@@ -54,7 +54,7 @@ def due(trial: Trial) -> bool:
 
 
 def run(trial: Trial) -> Verdict:
-    """Check every dim of which the case has at least two slices."""
+    """Check every dim with at least two slices in this case."""
     so_far = _so_far(trial)
 
     def one(dim: str, calls: int, *, wide: bool) -> tuple[Verdict | None, Along]:
@@ -98,10 +98,8 @@ def of_dims(
 
 
 def of_many(trial: Trial, dim: str, so_far: Spent, make: Call) -> Trial:
-    """The case with `MANY` slices of other values, or unchanged if it has as many or cannot; ``make`` calls it once.
-
-    Another order of a sum shows in one row of ten, or fewer: of two rows repeated to 257, usually in none.
-    """
+    """The case with `MANY` slices of other values, or unchanged if it has as many or cannot; ``make`` calls it once."""
+    # Another order of a sum shows in one row of ten, or fewer: of two rows repeated to 257, usually in none.
     size, context = trial.result.case.sizes[dim], trial.context
     assert isinstance(size, int)
     if size >= MANY or not Batches(trial, dim, so_far).fits(MANY):

@@ -1,7 +1,4 @@
-"""The slices of a case along one dim, run alone, permuted, beside NaN and in other numbers, and their bits compared.
-
-The caller passes what is called and compared: outputs (`invariance`) or gradients (`sliced_gradients`).
-"""
+"""The slices of a case along one dim, run alone, permuted, beside NaN and in other numbers, and their bits compared."""
 
 from __future__ import annotations
 
@@ -89,10 +86,7 @@ class Along:
         self._axes: dict[str, int] = {}
 
     def judge(self, calls: int, axes: Mapping[str, int] | None = None) -> Verdict | None:
-        """The verdict of up to ``calls`` calls and those that they suggest; ``None`` where every slice kept its bits.
-
-        ``axes``: the axes that follow the dim, if known beforehand.
-        """
+        """The verdict of ``calls`` calls and those they suggest; ``None`` for equal bits. ``axes`` may be known."""
         self._axes = dict(axes or {})
         base = self._call(self._whole)
         if base is None:

@@ -25,10 +25,7 @@ class Surplus:
 
 
 def surplus(counts: Counts, work: list[Work], *, plain: Counts | None, fewest: Counter[str] | None) -> Surplus:
-    """What is too many in ``counts``, compared with the same case with contiguous inputs, or the case with ``fewest``.
-
-    ``plain`` and ``fewest`` are within bounds, or None. ``work``: the operators behind the counts, where known.
-    """
+    """The surplus in ``counts`` over a call within bounds, if any: with contiguous inputs, or with ``fewest``."""
     names, allow = Counter(dict(counts.names)), f"allow it: max_launches={counts.kernels}"
     if plain is not None:
         extra = names - Counter(dict(plain.names))

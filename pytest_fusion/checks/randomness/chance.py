@@ -1,7 +1,4 @@
-"""Statistics of random bits and drawn numbers: exact binomial tails, the G-test, correlations at every distance.
-
-Computed in float64 with torch's ``lgamma``, ``gammaincc`` and ``fft``.
-"""
+"""Statistics of random bits and numbers in float64: binomial tails, the G-test, correlations at every distance."""
 
 from __future__ import annotations
 
@@ -54,10 +51,7 @@ class Fit:
 
 
 def g_test(observed: torch.Tensor, expected: torch.Tensor) -> Fit | None:
-    """The G-test of counts (1-d) against ``expected``, scaled to their total; ``None`` where pooling leaves one bin.
-
-    Bins are pooled, the rarest first, until each expects at least 5.
-    """
+    """The G-test of counts (1-d), with rare bins pooled until each expects at least 5; ``None`` for a single bin."""
     o, e = observed.to(torch.float64), expected.to(torch.float64)
     e = e * (o.sum() / e.sum())
     order = e.argsort()
@@ -90,8 +84,7 @@ def correlated(
 ) -> Correlation | None:
     """The distance at which bits of ``b`` repeat those of ``a``, if chance does that with less than ``alpha``.
 
-    1-d bool tensors of one length; only bits ``known`` in both count. ``itself``: ``b`` is ``a``, without distance 0.
-    ``alpha`` is for all distances together.
+    1-d bools, counted where ``known`` in both. ``alpha`` is for all distances; ``itself``: ``b`` is ``a``, without 0.
     """
     n = a.numel()
     counted = int(known.sum())

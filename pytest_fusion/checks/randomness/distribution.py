@@ -49,8 +49,7 @@ _Key = tuple[str, str, int]
 class _State:
     """Draws of all cases, and their counts by output, order and number of parts.
 
-    ``found``: a wrong ``draw`` or a ``cut`` seed, which shrink, or a ``statistic``, which would cost as many calls a
-    case.
+    ``found``: a wrong ``draw`` or ``cut`` seed, which shrink, or a ``statistic``, which would need too many calls.
     """
 
     cases: int = 0
@@ -338,11 +337,9 @@ def _misfit(trial: Trial, name: str, rows: _Rows, drawn: torch.Tensor, start: in
 
 
 def _places(rows: _Rows, drawn: torch.Tensor, order: str, seed: int) -> torch.Tensor:
-    """A number from 0 to 1 for each draw, uniform if the draws follow ``rows.p``: ``(calls, rows)``.
-
-    Random numbers spread a draw over its own probability, so that the law is exact for any vocabulary (the randomised
-    probability integral transform).
-    """
+    """A number from 0 to 1 for each draw, uniform if the draws follow ``rows.p``: ``(calls, rows)``."""
+    # Random numbers spread a draw over its own probability for an exact law (randomised probability integral
+    # transform).
     use = rows.sound & (rows.p.amax(-1) < 1 - _ONE)
     p, picked = rows.p[use], drawn[:, use].T.contiguous()
     p = p / p.sum(-1, keepdim=True)

@@ -250,8 +250,8 @@ def drawn(
 ) -> tuple[Context, Draws | None]:
     """The context whose reference applies the case's mask, after its first call, and the draws.
 
-    Raises ``LookFailed`` where the kernel raises, ``ReferenceFailed`` where the reference rejects the case,
-    ``SpecError`` where no output shows the mask.
+    Raises ``LookFailed`` (the kernel raises), ``ReferenceFailed`` (it rejects the case), ``SpecError`` (no visible
+    mask).
     """
     rng = context.spec.random
     if rng is None or rng.mask is None:
@@ -265,11 +265,8 @@ def drawn(
 
 
 def drawn_alike(context: Context, case: Case, logical: Mapping[str, Any], draws: Draws | None) -> Context:
-    """The context for other values at the same seed, whose mask may include more elements.
-
-    An element masked by another input is 0 in the case, kept or dropped. Raises ``ReferenceFailed`` where the reference
-    rejects these values.
-    """
+    """The context for other values at the same seed, and more of their mask. Raises ``ReferenceFailed``."""
+    # An element that another input masks is 0 in the case, kept or dropped, and may not be here.
     if draws is None or bool(draws.mask.known.all()):
         return context
     more = _seen_too(context, case, logical, draws.mask)

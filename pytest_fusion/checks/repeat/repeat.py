@@ -66,10 +66,7 @@ def distances(a: torch.Tensor, b: torch.Tensor, mask: torch.Tensor) -> torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """How one output varied: its elements that differed in any of several runs, and by how much.
-
-    ``median_ulp`` and ``most_ulp`` are units in the last place of these; ``None`` for integers, or beside infinities.
-    """
+    """How one output varied in several runs: differing elements, and their units in the last place, if countable."""
 
     output: str
     count: int

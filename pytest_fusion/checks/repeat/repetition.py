@@ -46,10 +46,7 @@ _SURE = 6
 
 @dataclass(slots=True)
 class _State:
-    """How many cases had all calls, and how many with several programs ran in other orders.
-
-    After something is ``found`` all cases are those of its shrinking.
-    """
+    """How many cases had all calls, and how many ran in other orders; once something is ``found``, cases shrink it."""
 
     cases: int = 0
     ordered: int = 0
@@ -82,11 +79,9 @@ def _in_full(trial: Trial) -> bool:
 
 
 def _ordered(trial: Trial) -> bool:
-    """Whether programs may change places here, in one more call, and did in few cases yet.
-
-    The first cases are small: those of a compaction by blocks of 64 had 5, 40 and 63 elements, and a bug in places that
-    programs take by an atomic passed.
-    """
+    """Whether programs may change places here, in one more call, and did in few cases yet."""
+    # The first cases are small: those of a compaction by blocks of 64 had 5, 40 and 63 elements, and a bug in places
+    # that programs take by an atomic passed.
     cases = _effort(trial).cases if trial.context.device.type == "cpu" else max(_effort(trial).cases, _CROWDED_CASES)
     return trial.context.state(_State).ordered < cases and _may_be_ordered(trial) and _several(trial)
 
@@ -342,10 +337,7 @@ class Decoys:
                 self._sizes.append(size)
 
     def shuffle(self) -> None:
-        """Take and dirty blocks of every size, free about half, and keep the others until the next time.
-
-        Takes fewer blocks where memory is short.
-        """
+        """Take and dirty blocks of every size, fewer if memory is short; free about half and keep the others."""
         before, self._held = self._held, []
         self._rounds += 1
         taken: list[object] = []

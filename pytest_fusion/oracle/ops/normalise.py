@@ -22,20 +22,16 @@ def _exp(op: Op, below: Tensor) -> Tensor:
 
 
 def _score(op: Op, x: Operand) -> Tensor:
-    """Scores as kernels round them: scaled by log2 e before the largest is subtracted, ``exp2(y - max(y))``.
-
-    A compiled fused multiply-add keeps all digits of the product; the interpreter and other compilers do not. The
-    largest is rounded alike, so that no score overflows that is finite in a kernel.
-    """
+    """Scores as kernels round them: scaled by log2 e before the largest is subtracted, ``exp2(y - max(y))``."""
+    # A compiled fused multiply-add keeps all digits of the product; the interpreter and other compilers do not. The
+    # largest is rounded alike, so that no score overflows that is finite in a kernel.
     noisy = op.relative(as_float(x.unrounded), 1)
     return calm(op, x.value, noisy) if x.loose else torch.where(x.value.abs() * op.unit > 1, x.value, noisy)
 
 
 def calm(op: Op, x: Tensor, noisy: Tensor) -> Tensor:
-    """``noisy``, with half of the lanes set to ``x`` where rounding errors could make an exponential overflow.
-
-    One kernel may overflow there and another may not; the latter needs finite lanes.
-    """
+    """``noisy``, with half of the lanes set to ``x`` where rounding errors could make an exponential overflow."""
+    # One kernel may overflow there and another may not; the latter needs finite lanes.
     coarse = x.abs() * op.unit > 1
     if not bool(coarse.any()):
         return noisy
@@ -52,10 +48,8 @@ def _softmax(op: Op, x: Operand, dim: int, *_: Any, **__: Any) -> Tensor:
 
 
 def softmax(op: Op, x: Tensor, dims: list[int], score: Tensor, again: Tensor | None) -> Tensor:
-    """Softmax of ``x``; ``score`` is ``x`` as the difference with its largest value may read it.
-
-    The numerator may be computed ``again`` for a computed score: then a row's only element is not exactly 1.
-    """
+    """Softmax of ``x``; ``score`` is ``x`` as the difference with its largest value may read it."""
+    # The numerator may be computed ``again`` for a computed score: then a row's only element is not exactly 1.
     top = x.amax(dims, True) if x.numel() else x.sum(dims, True)
     grown = _exp(op, score - top)
     whole = total(op, grown, dims, True)
@@ -168,11 +162,9 @@ def _log_softmax_backward(op: Op, grad: Tensor, output: Tensor, dim: int, *_: An
 
 @computed("native_layer_norm_backward _fused_rms_norm_backward", operands=True)
 def _norm_backward(op: Op, grad: Operand, x: Operand, shape: Sequence[int], *rest: Any) -> tuple[Tensor | None, ...]:
-    """``root * (g - mean(g) - value * mean(g * value))`` and the gradients of weight and bias that the mask wants.
-
-    Only a layer norm has the mean and a bias. Where g is a product, a GPU contracts it with the difference and leaves
-    it unrounded, but the mean has rounded it: a single element gave 4e-6 instead of 0 (root is 316 there).
-    """
+    """``root * (g - mean(g) - value * mean(g * value))`` and the gradients of weight and bias that the mask wants."""
+    # Only a layer norm has the mean and a bias. Where g is a product, a GPU contracts it with the difference and leaves
+    # it unrounded, but the mean has rounded it: a single element gave 4e-6 instead of 0 (root is 316 there).
     *mean, root, weight = rest[: 3 if op.name.startswith("native") else 2]
     value = op.relative(x.value - mean[0].value, 1) if mean else x.value
     value = op.relative(value * root.value, 1)

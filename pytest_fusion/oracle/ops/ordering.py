@@ -1,7 +1,4 @@
-"""Operations that order values. torch leaves open which of several equal ones they return, so lanes differ.
-
-The documentation of each says so; for sorts, unless ``stable``.
-"""
+"""Operations that order values. Which of equal ones they return is documented as open, except for stable sorts."""
 
 from __future__ import annotations
 
@@ -41,11 +38,9 @@ def _argsort(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _of_either_sign(op: Op, x: Tensor, call: Callable[[Tensor], Any]) -> tuple[Tensor, Tensor | None]:
-    """The result of ``call`` without sign bits of NaN; where they change it, every second lane has them.
-
-    torch sorts NaN above all numbers, but its radix and merge sorts on CUDA sort one with a sign bit below them
-    (pytorch#190781). A kernel may do either.
-    """
+    """The result of ``call`` without sign bits of NaN; where they change it, every second lane has them."""
+    # torch sorts NaN above all numbers, but its radix and merge sorts on CUDA sort one with a sign bit below them
+    # (pytorch#190781). A kernel may do either.
     nan = x.isnan()
     found = call(torch.where(nan, math.nan, x) if x.is_floating_point() else x)
     if isinstance(found, Tensor):

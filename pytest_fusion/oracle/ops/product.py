@@ -67,31 +67,25 @@ def _operand(value: Operand | Tensor) -> Operand:
 
 
 def _distributed(op: Op, value: Tensor, size: Tensor) -> Tensor:
-    """A product with a factor that is a sum: ``x @ (q * s + m)`` is also ``s * (x @ q) + m * sum(x)``.
-
-    Kernels for 4-bit weights compute the latter (llama.cpp's q4_1). Its parts, together at most ``size`` (*shape), are
-    rounded when scaled and when added.
-    """
+    """A product with a factor that is a sum: ``x @ (q * s + m)`` is also ``s * (x @ q) + m * sum(x)``."""
+    # Kernels for 4-bit weights do this (llama.cpp's q4_1). The parts, up to ``size`` (*shape), round when scaled and
+    # added.
     return op.noise.scattered(value, size * op.unit)
 
 
 def _low(operand: Operand, other: Operand) -> torch.dtype | None:
-    """The 16-bit dtype that holds an operand's values, if one does.
-
-    Integers beside float32 have none: 8 bits fit bfloat16, and a kernel that rounded the float32 factor to bfloat16
-    passed. Beside a factor from 16 bits both go to tensor cores in 16 bits.
-    """
+    """The 16-bit dtype that holds an operand's values, if one does."""
+    # Integers beside float32 have none: 8 bits fit bfloat16, and a kernel that rounded the float32 factor to bfloat16
+    # passed. Beside a factor from 16 bits both go to tensor cores in 16 bits.
     if operand.low is None and operand.codes and (other.low or other.source) is None:
         return None
     return operand.low or _narrow(operand.value)
 
 
 def _fed(op: Op, value: Tensor, low: torch.dtype | None, other: torch.dtype | None) -> Tensor:
-    """A computed float32 operand as tensor cores get it beside a low-precision one: in the other's dtype.
-
-    Fused attention and MLP kernels store probabilities and activations like this between two products; a reference that
-    upcasts its inputs keeps them in float32. Inputs that are float32 themselves stay unchanged.
-    """
+    """A computed float32 operand as tensor cores get it beside a low-precision one: in the other's dtype."""
+    # Fused attention and MLP kernels store probabilities and activations like this between two products; a reference
+    # that upcasts its inputs keeps them in float32. Inputs that are float32 themselves stay unchanged.
     if op.noise.kind != "E" or op.wide or value.shape[0] == 1 or low is not None or other is None:
         return value
     # Rounded before or after the division by its sum, so at a random scale: values on the grid one way are not on it
@@ -109,10 +103,7 @@ def _fed(op: Op, value: Tensor, low: torch.dtype | None, other: torch.dtype | No
 
 
 def truncated(op: Op, value: Tensor, squares: Tensor, terms: int) -> Tensor:
-    """``value`` with a drift of its lanes towards zero, for products of low-precision values on tensor cores.
-
-    ``squares`` (*shape) is the sum of the squared terms.
-    """
+    """``value`` with lanes drifting towards zero, as on tensor cores; ``squares`` (*shape) sums the squared terms."""
     if op.wide or terms <= GROUP:
         return value
     if not value.is_cuda:
@@ -141,10 +132,8 @@ def _lossy(op: Op, value: Tensor, lost: float, deviation: Tensor | None = None) 
 
 
 def _narrow(value: Tensor) -> torch.dtype | None:
-    """The 16-bit dtype whose values these are, by their significant bits; None where some value has more.
-
-    None also if no value has more than four: masks, one-hot rows and small integers indicate no low-precision input.
-    """
+    """The 16-bit dtype whose values these are, by significant bits; None where some have more, or all at most four."""
+    # Masks, one-hot rows and small integers indicate no low-precision input.
     bits = (value[1] if value.shape[0] > 1 else value[0]).contiguous().view(torch.int64)
     if not bool((bits & ((1 << 49) - 1)).any()):
         return None

@@ -87,10 +87,7 @@ def _updated(op: Op, mean: Tensor, x: Tensor, dims: list[int], keepdim: bool) ->
 
 
 def moments(op: Op, x: Tensor, dims: list[int], read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, centred values and the mean of their squares, each with its roundings; reduced dims have size 1.
-
-    ``read`` is ``x`` as the difference with its mean may read it.
-    """
+    """Mean, centred values (of ``x`` as ``read``) and mean square, with their roundings; reduced dims have size 1."""
     mean = _updated(op, average(op, x, dims, True), x, dims, True)
     centred = at_operands_size(op.noise, op.relative(read - mean, 1), x[0].abs(), op.unit)
     return mean, centred, average(op, centred.square(), dims, True)

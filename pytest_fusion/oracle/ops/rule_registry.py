@@ -151,11 +151,9 @@ class Op:
         return self.noise.accumulated(total, squares, terms, unit_roundoff or self.unit, size)
 
     def carried(self, total: Tensor, size: Tensor, terms: int) -> Tensor:
-        """``total`` (L, *shape) of an accumulator that began with a bias and held ``size`` (*shape) in all its steps.
-
-        Each step rounds at that magnitude, with variance ``u^2 size^2 / 3`` times 0.54, the mean square of the power of
-        two below a number over the number.
-        """
+        """``total`` (L, *shape) of an accumulator that began with a bias and had ``size`` (*shape) at each step."""
+        # Each step rounds at that magnitude, with variance ``u^2 size^2 / 3`` times 0.54, the mean square of the power
+        # of two below a number over the number.
         return self.noise.scattered(total, size * (self.unit * math.sqrt(terms / 5.5)))
 
 
@@ -170,10 +168,7 @@ def computed(names: str, **facts: Any) -> Callable[[R], R]:
 
 
 def pointwise(names: str, *, numbers: bool = False) -> Callable[[R], R]:
-    """Enter a function of broadcast tensors: it gets them with equal ranks, in float64, on the result's device.
-
-    With ``numbers``, Python numbers are those that a kernel holds (`Op.number`).
-    """
+    """Enter a function of float64 tensors with equal ranks on one device; ``numbers`` are as kernels hold them."""
 
     def entered(function: R) -> R:
         def rule(op: Op, *args: Any, **kwargs: Any) -> Any:

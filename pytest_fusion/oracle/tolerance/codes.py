@@ -51,11 +51,9 @@ def judge_codes(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:
 
 
 def _alike(got: Tensor, oracle: Tensor, every: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Elements that count, one of each class that moves as a whole; and elements of classes that some lane has.
-
-    A kernel rounds equal elements alike, and the lanes do not: a row of one value moves as a whole or not at all. A
-    class is elements of one exact code in a row, or in a column where rows are equal.
-    """
+    """Elements that count, one of each class that moves as a whole; and elements of classes that some lane has."""
+    # A kernel rounds equal elements alike, and the lanes do not: a row of one value moves as a whole or not at all. A
+    # class is elements of one exact code in a row, or in a column where rows are equal.
     columns = shape[-1] if shape else 1
     place = torch.arange(got.numel(), device=got.device)
     best: tuple[Tensor, Tensor] | None = None
@@ -74,11 +72,9 @@ def _alike(got: Tensor, oracle: Tensor, every: Tensor, shape: Sequence[int]) -> 
 
 
 def _distance(got: Tensor, every: Tensor, oracle: Tensor, native: Tensor) -> Tensor:
-    """The distance of each value from those that rounding reaches; 0 for a lane's value or one between them.
-
-    Few distinct values far apart (an argmax between equals) count alone. With many (a fine scale), the extremes of few
-    lanes are inside the range of rounding, which is half as wide again.
-    """
+    """The distance of each value from those that rounding reaches; 0 for a lane's value or one between them."""
+    # Few distinct values far apart (an argmax between equals) count alone. With many (a fine scale), the extremes of
+    # few lanes are inside the range of rounding, which is half as wide again.
     known = torch.cat([every, oracle[None], native[None]]).sort(0).values
     distinct = 1 + (known[1:] != known[:-1]).sum(0)
     low, high = known[0], known[-1]

@@ -45,10 +45,7 @@ def judge_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> 
 
 @torch.no_grad()
 def excess_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> Tensor:
-    """float64, of the candidate's shape: ``|got - expected| / (atol + rtol * |expected|)`` of each element.
-
-    Infinite for NaN or infinity in the wrong place, and for any error where none is allowed.
-    """
+    """float64, of the candidate's shape: error over ``atol + rtol * |expected|``; infinite for a wrong NaN or inf."""
     if candidate.shape != native.shape:
         return torch.full(candidate.shape, math.inf, dtype=D, device=candidate.device)
     wide = torch.complex128 if native.dtype.is_complex else D

@@ -33,8 +33,7 @@ WORDS = {
 def judge_floats(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = True) -> ValuesVerdict:
     """The verdict on a floating candidate of the native shape and dtype (fp16, bf16, fp32 or fp64).
 
-    ``inclusive`` raises every limit to 1.1 times what the native reference scores; it is off where float32-quality
-    arithmetic is required (grade A).
+    ``inclusive`` raises every limit to 1.1 times what the native reference scores; grade A is judged without it.
     """
     shape = tuple(candidate.shape)
     got = candidate.detach().to(D).reshape(-1)
@@ -202,10 +201,7 @@ def _nonfinite(got: Tensor, spread: Spread, fine: Tensor, shape: tuple[int, ...]
 
 
 def excess_floats(candidate: Tensor, lanes: OutputLanes) -> Tensor:
-    """float64, of the candidate's shape: each element's error over what honest rounding explains.
-
-    Infinite for NaN or infinity in the wrong place.
-    """
+    """float64, of the candidate's shape: error over what rounding explains; infinite for NaN or infinity misplaced."""
     got = candidate.detach().to(D).reshape(-1)
     spread = spread_of(lanes)
     wrong = ~allowed_classes(got, lanes, spread)

@@ -85,10 +85,7 @@ def _judge(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = True) -> 
 
 @torch.no_grad()
 def excess(candidate: Tensor, lanes: OutputLanes) -> Tensor:
-    """float64, of the candidate's shape: each element's error over what is allowed for a single element.
-
-    Infinite where nothing is allowed: NaN or infinity in the wrong place, a code that no lane has, another shape.
-    """
+    """float64, of the candidate's shape: error over the allowed one; infinite for a wrong NaN, code or shape."""
     if candidate.shape != lanes.native.shape:
         return torch.full(candidate.shape, math.inf, dtype=D, device=candidate.device)
     if not candidate.numel():

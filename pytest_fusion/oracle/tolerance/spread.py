@@ -59,11 +59,9 @@ class Spread:
         return int(self.rounded.shape[0])
 
     def exact(self) -> Tensor | None:
-        """Where a result must equal the reference exactly (N): in an output that is ``moved`` and has no rounding.
-
-        ``None`` for others: a quotient that happens to be exact, as 41 / 41, is 1 - 2^-24 by a reciprocal. Zeros and
-        subnormal numbers are left out, as they may be flushed.
-        """
+        """Where a result must equal the reference exactly (N): in an output that is ``moved`` and has no rounding."""
+        # ``None`` for others: a quotient that happens to be exact, as 41 / 41, is 1 - 2^-24 by a reciprocal. Zeros and
+        # subnormal numbers are left out, as they may be flushed.
         same = (self.rounded[0] == self.centre) & (self.native == self.centre)
         if not self.moved or not bool((same | ~torch.isfinite(self.native)).all()):
             return None
@@ -155,10 +153,7 @@ def spread_of(lanes: OutputLanes) -> Spread:
 
 
 def allowed_classes(candidate: Tensor, lanes: OutputLanes, spread: Spread) -> Tensor:
-    """Whether (N) the candidate is finite, infinite or NaN as the oracle, the native result or some lane is.
-
-    Within four deviations of overflow, both sides of it are allowed.
-    """
+    """Whether (N) the candidate is finite, infinite or NaN as some lane; within four deviations of overflow, either."""
     got = nonfinite_class(candidate)
     oracle = lanes.oracle.reshape(-1)
     allowed = (got == nonfinite_class(oracle.to(spread.dtype))) | (got == nonfinite_class(spread.native))

@@ -1,7 +1,7 @@
 """Tensors and other leaves inside tuples, lists, dicts and dataclasses, in a fixed order.
 
-``torch.utils._pytree`` skips dataclasses that are not registered. Called for each operation of a reference, it takes 5
-% of a whole test.
+``torch.utils._pytree`` skips dataclasses that are not registered. For each operation of a reference, it would take 5 %
+of a whole test.
 """
 
 from __future__ import annotations

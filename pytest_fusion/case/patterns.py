@@ -42,6 +42,7 @@ def booleans(shape: tuple[int, ...], share: float, seed: int, device: torch.devi
 
 def flags(shape: tuple[int, ...], seed: int, device: torch.device) -> torch.Tensor:
     """Half are true, some in runs; in every other tensor some rows have one value, as if a sequence is masked."""
+    # Of 128 elements drawn alone, that never happens.
     found = booleans(shape, 0.5, seed, device)
     if not shape or counter_random.mix(seed, "whole rows") % 2:
         return found

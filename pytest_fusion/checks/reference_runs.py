@@ -41,7 +41,8 @@ class ReferenceRuns:
         return self._lanes[key][name]
 
     def laid_lanes(self, name: str, count: int) -> OutputLanes | None:
-        """Lanes of one output from strided inputs; ``None`` if contiguous, refused, or of another meaning."""
+        """Lanes from the reference on inputs in their layouts; ``None`` if contiguous, refused or read otherwise."""
+        # ``F.linear`` rounds once more before it adds a strided bias, unless ``x`` is a matrix.
         # ``F.linear`` rounds once more before it adds a strided bias, unless ``x`` is a matrix.
         if self._laid is None:
             self._laid = {}

@@ -57,7 +57,10 @@ _LATER = 3
 
 
 class Trial:
-    """A case's results and reference. ``alone`` judges other cases; ``thorough`` ones, every tenth, get more calls."""
+    """One case's results and reference. ``alone`` judges another case without calling it twice.
+
+    ``thorough``: one of the cases with more calls, the first few of a test and every tenth.
+    """
 
     def __init__(
         self,
@@ -221,7 +224,10 @@ class Trial:
         return got
 
     def explain_difference(self, got: Outputs, other: Outputs) -> bool:
-        """What a difference between fills is: chance, lanes, surroundings, or fresh memory. True ends the case."""
+        """Explain a difference between fills: chance, undefined lanes, the inputs' surroundings, or fresh memory.
+
+        A difference between two runs under one fill is chance. True when it ends the case.
+        """
         spec, context, case = self.spec, self.context, self.result.case
         chance: set[str] = set()
         answered = context.focus.until is not None and not any(map(self.tolerates, got.tensors))

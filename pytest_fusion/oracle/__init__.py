@@ -1,4 +1,4 @@
-"""Shadow lanes: the reference prices its own rounding; ``docs/internals/oracle.md`` explains how."""
+"""Shadow lanes: the reference prices its own rounding, by a float64 oracle and randomly rounded runs in lock-step."""
 
 from __future__ import annotations
 

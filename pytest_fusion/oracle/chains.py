@@ -70,7 +70,10 @@ def in_any_order(noise: Noise, total: Tensor, parts: tuple[Terms, Terms], unit: 
 
 
 def carried(name: str, operands: Sequence[Any], like: Tensor) -> Terms | None:
-    """The chain in the exact ``like`` (*shape) that ``where``, or ``mul`` by zeros and ones, keeps, or None."""
+    """The chain of additions that ``where``, or ``mul`` by zeros and ones, passes on: ``where(begins, 0, sum) + x``.
+
+    ``like`` (*shape) is the exact result; None where there is no chain.
+    """
     chains = [isinstance(v, Lanes) and v.chain is not None for v in operands]
     if not any(chains):
         return None

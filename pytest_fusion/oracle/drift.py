@@ -21,7 +21,10 @@ _OCTAVES = 6
 
 
 def drift(terms: Tensor, total: Tensor, dims: Sequence[int], unit: float) -> Tensor | None:
-    """The error of the oracle's sum of ``terms`` over kept ``dims`` by repetition; ``None`` where none repeat."""
+    """How far the sum of ``terms`` over ``dims`` may be off because terms repeat; ``None`` where they do not.
+
+    Both are the oracle's; ``total`` keeps the reduced dims.
+    """
     repeats = _repeats(terms, dims)
     if repeats is None:
         return None

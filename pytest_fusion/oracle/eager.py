@@ -112,7 +112,7 @@ def _key(tensor: Tensor) -> int:
 
 
 def run_eager(call: Callable[[], Sequence[Tensor]], *, seed: int) -> list[Tensor]:
-    """The results of ``call`` in eager 16 bits, each (samples, *shape) and float64; ``call`` runs once a sample."""
+    """The results of ``call`` in eager 16 bits, each (samples, *shape) and float64. Raises what ``call`` raises."""
     found = [_once(call, None)]
     device = next((t.device for t in found[0]), None)
     generator = torch.Generator(device).manual_seed(seed >> 1)

@@ -178,8 +178,8 @@ class Evaluator(DispatchMode):
         known, operands, native = call.plan.operator, call.operands, op.outs[0]
         if known.casts and operands[-1].native.dtype == native.dtype:
             return [operands[-1].lanes.bare.each(lambda value: over(value.to(native.device), native.shape))]
-        # Sums too: a compiler may start a product with what is added to it (Triton makes ``dot(a, b) + c`` one ``dot(a,
-        # b, c)``), so each step rounds at the size of the whole.
+        # Sums too: a compiler may start a product with the addend, so that each step rounds at the size of the whole.
+        # Triton makes ``dot(a, b) + c`` one ``dot(a, b, c)``.
         made = op.terms if known.casts or known.sums else op.made
         if known.factors and not made:
             made = steps(operands[-2].native, operands[-1].native)

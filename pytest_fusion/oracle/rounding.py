@@ -239,7 +239,8 @@ class Noise:
         return out
 
     def in_tf32(self, value: Tensor) -> Tensor:
-        """A factor in 11 significant bits, as on tensor cores: half of the lanes truncate, as hardware does."""
+        """A factor as tensor cores take it, with 11 significant bits: rounded at random in half of the lanes."""
+        # The others truncate, as hardware does with float32.
         out, drop = self.spread(value), GRIDS[D].bits - _TF32_BITS
         bits = out[1:].view(torch.int64)
         noise = self._draw("bits", tuple(bits.shape), value.device, drop)

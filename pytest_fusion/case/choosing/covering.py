@@ -43,8 +43,7 @@ _DEGENERATE = "zero", "one", (), (0,), (1,)
 _SEVERAL = "power+1"
 # One of six of these cases has a single row, as a decoding step does.
 _ONE_ROW = 5
-# Even sizes of the second time, fewer of which pass any block: whole vectors, with half a block or one of 1024 left
-# over.
+# Even sizes of the second time, where fewer pass any block: whole vectors, with half a block or one of 1024 left over.
 _EVEN = {1025: 1536, 4097: 6144, 65537: 66560}
 # Even sizes below a dim's bound are whole blocks up to this.
 _WHOLE = 256

@@ -29,7 +29,7 @@ _FAR = 0.02
 _MOST_OUTPUTS = 4
 # A gradient below this share of the case's own has cancelled.
 _TELLING = 0.01
-# A larger share of error, with an upstream gradient of threes, is no rounding, of which a bfloat16 has 1/256.
+# A larger share of error, with an upstream gradient of threes, is no rounding: bfloat16 rounds by 1/256.
 _LEFT_OUT = 0.1
 # Up to so many elements of an upstream gradient are tried one by one: all in the reference, some in the kernel.
 _MOST_ELEMENTS, _MOST_RUN = 128, 6

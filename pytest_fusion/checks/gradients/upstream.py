@@ -80,7 +80,10 @@ class Upstream:
             self._graph()
 
     def lanes(self, count: int, kind: Kind = "E") -> dict[str, OutputLanes]:
-        """Lanes of the reference's gradients. Raises ``NoGraph`` (inputs have none), ``ReferenceFailed``."""
+        """Lanes of every gradient that the reference has; with a fixed tolerance only native values count.
+
+        Raises ``NoGraph`` where no output depends on the inputs, ``ReferenceFailed`` where the reference raises.
+        """
         trial = self.trial
         fixed = isinstance(trial.spec.tolerance, Tolerance)
         seed = counter_random.mix(trial.result.case.seed, "gradient lanes", count)

@@ -22,9 +22,9 @@ NAME = "invariance"
 
 _NARROW = frozenset({"float16", "bfloat16"})
 
-# Where launchers choose (GEMV or GEMM, splits, rows a tile): powers of two, of which a case takes each or a neighbour,
-# below 64 both sides, as few slices show little. The number of multiprocessors (132 of an H100 without a GPU) decides
-# splits and persistent grids.
+# Where launchers choose (GEMV or GEMM, splits, rows a tile): powers of two. A case takes each or a neighbour, below 64
+# both sides, as few slices show little. The number of multiprocessors (132 of an H100 without a GPU) decides splits and
+# persistent grids.
 _POWERS = tuple(2**k for k in range(3, 13))
 _BOTH_SIDES, _NEIGHBOURS = 64, (0, 1, -1)
 # The reference has no lanes at these sizes, so they may exceed a case's: 257 rows of 4097, as other splits or tiles
@@ -65,7 +65,10 @@ class InvarianceState:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How many cases run: any, thorough, and ``wide`` ones. Most first cases have sums too short to be split."""
+    """How many cases run: of any kind, of thorough ones, and extra ones for slices twice as wide.
+
+    Most sums of the first cases are too short to be split; the batch's influence shows in long ones.
+    """
 
     any_case: int
     thorough: int

@@ -86,7 +86,10 @@ class Along:
         self._axes: dict[str, int] = {}
 
     def judge(self, calls: int, axes: Mapping[str, int] | None = None) -> Verdict | None:
-        """The verdict of ``calls`` calls and those they suggest; ``None`` for equal bits. ``axes`` may be known."""
+        """The verdict of up to ``calls`` calls and those that they suggest; ``None`` where every slice kept its bits.
+
+        ``axes``: the axes that follow the dim, if known beforehand.
+        """
         self._axes = dict(axes or {})
         base = self._call(self._whole)
         if base is None:

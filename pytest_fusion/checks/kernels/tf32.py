@@ -23,7 +23,10 @@ _NARROW = frozenset({"float16", "bfloat16"})
 
 @dataclass(slots=True)
 class _State:
-    """Products in float32 (``interpreted``) and maybe in TF32 (``compiled``); ``excused``: results right only so."""
+    """Products of one case: ``interpreted``, in float32 here but coarser on a GPU; ``compiled``, possibly in TF32.
+
+    ``excused``: results are right only with factors in TF32.
+    """
 
     interpreted: dict[Site, None] = field(default_factory=dict)
     compiled: dict[Site, None] = field(default_factory=dict)

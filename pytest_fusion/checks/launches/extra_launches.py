@@ -25,7 +25,11 @@ class Surplus:
 
 
 def surplus(counts: Counts, work: list[Work], *, plain: Counts | None, fewest: Counter[str] | None) -> Surplus:
-    """The surplus in ``counts`` over a call within bounds, if any: with contiguous inputs, or with ``fewest``."""
+    """What is too many in ``counts``, by comparison with calls within bounds, where there are any.
+
+    ``plain`` is the same case with contiguous inputs, ``fewest`` another case. ``work``: the known operators behind
+    counts.
+    """
     names, allow = Counter(dict(counts.names)), f"allow it: max_launches={counts.kernels}"
     if plain is not None:
         extra = names - Counter(dict(plain.names))

@@ -84,7 +84,8 @@ def correlated(
 ) -> Correlation | None:
     """The distance at which bits of ``b`` repeat those of ``a``, if chance does that with less than ``alpha``.
 
-    1-d bools, counted where ``known`` in both. ``alpha`` is for all distances; ``itself``: ``b`` is ``a``, without 0.
+    1-d bools, counted where ``known`` in both. ``alpha`` is for all distances. ``itself``: ``b`` is ``a``, so 0 is left
+    out.
     """
     n = a.numel()
     counted = int(known.sum())

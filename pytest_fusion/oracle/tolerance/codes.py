@@ -73,8 +73,8 @@ def _alike(got: Tensor, oracle: Tensor, every: Tensor, shape: Sequence[int]) -> 
 
 def _distance(got: Tensor, every: Tensor, oracle: Tensor, native: Tensor) -> Tensor:
     """The distance of each value from those that rounding reaches; 0 for a lane's value or one between them."""
-    # Few distinct values far apart (an argmax between equals) count alone. With many (a fine scale), the extremes of
-    # few lanes are inside the range of rounding, which is half as wide again.
+    # Few distinct values far apart (an argmax between equals) count alone. With many (a fine scale), rounding exceeds
+    # the extremes of few lanes by half of their range.
     known = torch.cat([every, oracle[None], native[None]]).sort(0).values
     distinct = 1 + (known[1:] != known[:-1]).sum(0)
     low, high = known[0], known[-1]

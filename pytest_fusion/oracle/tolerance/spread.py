@@ -153,7 +153,10 @@ def spread_of(lanes: OutputLanes) -> Spread:
 
 
 def allowed_classes(candidate: Tensor, lanes: OutputLanes, spread: Spread) -> Tensor:
-    """Whether (N) the candidate is finite, infinite or NaN as some lane; within four deviations of overflow, either."""
+    """Whether (N) the candidate is finite, infinite or NaN as the oracle, the native result or some lane is.
+
+    Within four deviations of overflow, both sides of it are allowed.
+    """
     got = nonfinite_class(candidate)
     oracle = lanes.oracle.reshape(-1)
     allowed = (got == nonfinite_class(oracle.to(spread.dtype))) | (got == nonfinite_class(spread.native))

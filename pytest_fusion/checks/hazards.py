@@ -1,11 +1,11 @@
-"""`HAZARDS`: codes of findings that a user should know of, though ordinary callers get right results."""
+"""`HAZARDS`: codes of findings that users should know of, with which ordinary callers get right results."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# What each code means, as a clause that follows "hazard:", those about numbers first. All other codes of findings are
-# causes (`diagnosis.causes`).
+# The meaning of each code as a clause after "hazard:", those about numbers first. Other codes are causes
+# (`diagnosis.causes`).
 HAZARDS: Mapping[str, str] = {
     "nan-swallowed": "the reference is not finite, and the kernel is or has NaN for infinity",
     "undefined-lanes": "the result depends on masked lanes of a load without other=, which Triton leaves undefined",

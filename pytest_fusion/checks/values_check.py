@@ -1,4 +1,4 @@
-"""Check `values`: each output against the reference's lanes, or against a fixed tolerance where one was insisted on."""
+"""Check `values`: each output against the reference's lanes, or a fixed tolerance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_fusion.oracle.tolerance import ValuesVerdict, judge_output, judge_pl
 from pytest_fusion.oracle.tolerance.output_judge import excess_by
 from pytest_fusion.spec.promises import Tolerance
 
-# Of the largest element: sums of float64 in another order are closer, and one in float32 is not.
+# Relative to the largest element: float64 sums in another order are closer, float32 sums are not.
 _ALIKE = 2.0**-40
 
 
@@ -91,7 +91,7 @@ def swallowed(check: str, verdicts: Mapping[str, ValuesVerdict]) -> list[Verdict
 
 
 def meant_alike(lanes: OutputLanes, laid: OutputLanes) -> OutputLanes | None:
-    """``laid`` where the reference means the same by inputs in other layouts, and only its rounding differs."""
+    """``laid`` where the reference means the same for inputs in other layouts, up to rounding."""
     one, other = lanes.oracle, laid.oracle
     if one.shape != other.shape or not bool((one.isfinite() == other.isfinite()).all()):
         return None
@@ -102,7 +102,7 @@ def meant_alike(lanes: OutputLanes, laid: OutputLanes) -> OutputLanes | None:
 def eager_of(
     call: Callable[[], Sequence[torch.Tensor]], names: Callable[[], Sequence[str]], seed: int
 ) -> dict[str, torch.Tensor]:
-    """By name what ``call`` comes to in eager 16 bits; empty where it raises. ``names`` are those of its results."""
+    """The results of ``call`` in eager 16 bits, by ``names``; empty where it raises."""
     try:
         results = run_eager(call, seed=seed)
     except (ReferenceFailed, RuntimeError, TypeError):
@@ -111,7 +111,7 @@ def eager_of(
 
 
 def worst_of(verdicts: Mapping[str, ValuesVerdict]) -> str | None:
-    """The output of the worst grade, of these by the largest ratio; ``None`` of no outputs."""
+    """The output with the worst grade, then the largest ratio; ``None`` without outputs."""
     return max(verdicts, key=lambda name: (_badness(verdicts[name]), verdicts[name].ratio), default=None)
 
 

@@ -30,7 +30,7 @@ from pytest_fusion.oracle.outside import noting
 from pytest_fusion.oracle.rounding import GRIDS, NARROW, D, quantum, significand
 from pytest_fusion.run.precision import full_precision
 
-# One sample is what rounding to nearest does, which may be exact by luck: others round at random.
+# One sample rounds to nearest, which may be exact by luck; the others round at random.
 SAMPLES = 8
 _WIDE = frozenset({torch.float32, D})
 # Operations that count as their formula. A norm's row statistics (mean, sum) stay in float32, as in torch's kernels.
@@ -46,16 +46,16 @@ _PRODUCTS = frozenset("mm bmm addmm baddbmm mv addmv dot convolution".split())
 
 
 class Eager(OperatorMode):
-    """Rounds what operations make of 16-bit numbers, whatever the dtype that holds it.
+    """Rounds results of 16-bit numbers, whatever dtype holds them.
 
-    A tensor has a dtype in eager PyTorch: its own, or the 16 bits of what it was computed from. One that was made from
-    no tensor at all (``zeros``, ``arange``) has none, and takes that of the numbers it meets.
+    A tensor's eager dtype is its own, or the 16 bits of what it was computed from. One made from no tensor (``zeros``,
+    ``arange``) has none, and takes that of its operands.
     """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self._generator = generator
-        # The shape of what is rounded within a formula.
+        # Within a formula, the shape of what is rounded.
         self._whole: torch.Size | None = None
         self._dtypes: dict[int, tuple[StorageWeakRef, torch.dtype | None]] = {}
         # The call of each product, which holds what it read; and its storage.
@@ -80,7 +80,7 @@ class Eager(OperatorMode):
         if facts.name == "_log_softmax" and _key(given[0]) in self._products:
             out.add_(self._half_units(self._products[_key(given[0])][0]().view_as(out), dtype))
         statistics = body is not None and not facts.name.endswith(("backward", "backward_data"))
-        # Within a formula a conversion arrives as a view, which it need not be.
+        # Within a formula a conversion arrives as a view, though it may not be one.
         known = {_key(t) for t in given} if facts.view else ()
         for place, result in enumerate(t for t in tensors_of(out) if t.dtype in _WIDE and _key(t) not in known):
             self._note(result, dtype)
@@ -93,8 +93,8 @@ class Eager(OperatorMode):
         return out
 
     def stored(self, result: Tensor) -> Tensor:
-        """A result in float64; of a wider one that eager PyTorch has in 16 bits, a random sample is off by half a unit
-        at most: another formula's result need not happen to be a 16-bit number."""
+        """A result in float64; random samples of 16-bit results held in a wider dtype are off by up to half a unit."""
+        # Another formula's result need not be a 16-bit number.
         values, dtype = result.to(D, copy=True), self._of(result)
         return values + self._half_units(values, dtype) if result.dtype in _WIDE else values
 
@@ -106,7 +106,7 @@ class Eager(OperatorMode):
         return (torch.empty_like(half).uniform_(-1, 1, generator=self._generator) * half).to(values.dtype)
 
     def _promoted(self, operands: Sequence[Tensor]) -> torch.dtype | None:
-        """The dtype that the operation would have; numbers (tensors without dims) give way to tensors."""
+        """The dtype of the eager operation; tensors take precedence over numbers (tensors without dims)."""
         dtypes = [(t.dim() > 0, found) for t in operands if (found := self._of(t)) is not None]
         strong = [dtype for large, dtype in dtypes if large] or [dtype for _, dtype in dtypes]
         return functools.reduce(torch.promote_types, strong) if strong else None
@@ -122,7 +122,7 @@ class Eager(OperatorMode):
         return tensor.dtype if tensor.dim() else None
 
     def _note(self, result: Tensor, dtype: torch.dtype | None) -> None:
-        # The reference to a storage keeps its address from being used again.
+        # The reference to a storage prevents reuse of its address.
         self._dtypes[_key(result)] = (StorageWeakRef(result.untyped_storage()), dtype)  # type: ignore[no-untyped-call]
 
     def _round(self, result: Tensor, bits: int, largest: float) -> None:
@@ -142,10 +142,7 @@ def _key(tensor: Tensor) -> int:
 
 
 def run_eager(call: Callable[[], Sequence[Tensor]], *, seed: int) -> list[Tensor]:
-    """The results of ``call`` in eager 16 bits, each (samples, *shape) and float64; ``call`` is made for each sample.
-
-    Raises what ``call`` raises.
-    """
+    """The results of ``call`` in eager 16 bits, each (samples, *shape) and float64. Raises what ``call`` raises."""
     found = [_once(call, None)]
     device = next((t.device for t in found[0]), None)
     generator = torch.Generator(device).manual_seed(seed >> 1)
@@ -155,7 +152,7 @@ def run_eager(call: Callable[[], Sequence[Tensor]], *, seed: int) -> list[Tensor
 
 def _once(call: Callable[[], Sequence[Tensor]], generator: torch.Generator | None) -> list[Tensor]:
     mode = Eager(generator)
-    # Attention as torch's own formula has it, whose probabilities are rounded like any other result.
+    # torch's own formula of attention, whose probabilities are rounded like any other result.
     attention = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
     with full_precision(), attention, noting([], mode), mode:
         results = list(call())

@@ -27,15 +27,12 @@ _OUT_OF_MEMORY = (
 
 
 def not_modelled(error: BaseException | None) -> NotModelledError | None:
-    """The refusal of the CPU lane that an exception, or one of those it came from, is."""
+    """The `NotModelledError` among an exception and those it came from."""
     return next((one for one in _origins(error) if isinstance(one, NotModelledError)), None)
 
 
 def raised_by_filter(error: BaseException | None) -> str | None:
-    """The line of a warnings filter that lets the warning pass which an exception, or one that it came from, is.
-
-    ``None`` where it is none, or no filter of now makes its kind an error.
-    """
+    """The filter line that lets pass a warning that a filter made an error; ``None`` where it is none."""
     for one in _origins(error):
         if isinstance(one, Warning) and _made_error(one):
             kind = type(one)
@@ -45,7 +42,7 @@ def raised_by_filter(error: BaseException | None) -> str | None:
 
 
 def _made_error(warning: Warning) -> bool:
-    """Whether the first filter that matches this warning makes it an error. Its module is not known here."""
+    """Whether the first filter that matches this warning makes it an error, in whatever module."""
     for action, message, category, module, _ in warnings.filters:
         if isinstance(warning, category) and (message is None or message.match(words(warning))):
             if action == "error":

@@ -1,4 +1,4 @@
-"""The part of check `gradients` that costs more calls: what autograd promises besides the gradients themselves.
+"""The part of check `gradients` that needs more calls: autograd's promises besides the gradients themselves.
 
 Few cases have these further calls: the same results under ``no_grad`` and ``inference_mode``, and no graph there; and
 second derivatives that are right or refused. A kernel that trains by one algorithm and infers by another may give other
@@ -34,8 +34,8 @@ _MODES: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
 }
-# A second derivative that lacks a term is off by about its own size; one that has all its terms, in float32, by less
-# than a thousandth. The lanes know few of its operations, so nothing finer is judged.
+# A second derivative without one of its terms is off by about its own size; a complete one in float32 by less than a
+# thousandth. The lanes know few of its operations, so no finer error is judged.
 _WRONG, _PRECISE, _NOTHING = 0.25, 0.01, 1e-6
 
 Second = Literal["right", "refused", "missing", "wrong", "not judged"]
@@ -43,20 +43,20 @@ Second = Literal["right", "refused", "missing", "wrong", "not judged"]
 
 @dataclass(slots=True)
 class _State:
-    """How many cases were examined."""
+    """The number of examined cases."""
 
     cases: int = 0
 
 
 def due(trial: Trial, *, always: bool) -> bool:
-    """A few thorough cases; every one where a finding is being shrunk or a case replayed."""
+    """A few thorough cases; every case while a finding shrinks or a case is replayed."""
     context = trial.context
     most = _MOST_CASES_DEEP if context.deep else _MOST_CASES
     return always or context.complete or (trial.thorough and context.state(_State).cases < most)
 
 
 def examined(trial: Trial, upstream: Upstream, first: Attempt, seen: dict[str, Any]) -> Iterator[Verdict]:
-    """The broken promises; ``seen`` gets what came of the others. ``first`` has shown right gradients."""
+    """The broken promises; ``seen`` gets the results of the others. ``first`` has shown right gradients."""
     trial.context.state(_State).cases += 1
     for mode in _MODES:
         verdict, seen[mode] = _under(mode, trial, upstream)
@@ -64,7 +64,7 @@ def examined(trial: Trial, upstream: Upstream, first: Attempt, seen: dict[str, A
             yield verdict
     seen["second_derivative"] = "not judged"
     used_up = first.backward is not None and first.backward.saved and not trial.context.on(SECOND)
-    if not used_up:  # a second derivative goes through the graph of the first one again
+    if not used_up:  # a second derivative uses the graph of the first again
         verdict, seen["second_derivative"] = _second_derivative(trial, upstream)
         if verdict is not None:
             yield verdict
@@ -125,7 +125,7 @@ def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None,
 
 
 def _given(t: torch.Tensor, arguments: Mapping[str, Any], wanted: Iterable[str]) -> bool:
-    """Whether a result is an input that was handed back, which requires grad in any mode."""
+    """Whether a result is an input itself, which requires grad in any mode."""
     return t.grad_fn is None and any(t.data_ptr() == arguments[name].data_ptr() for name in wanted)
 
 
@@ -138,7 +138,7 @@ def _of_reference(mode: str, trial: Trial, upstream: Upstream) -> dict[str, torc
     try:
         with trial.context.clock.phase("reference"), _MODES[mode]():
             result = spec.reference(**arguments, **takes(spec.reference, trial.context.extra))
-    except Exception:  # noqa: BLE001 - a reference that needs a graph asks for one of the kernel too
+    except Exception:  # noqa: BLE001 - a reference that needs a graph requires one of the kernel too
         return None
     return collect(result, arguments, spec.mutates).tensors
 
@@ -152,7 +152,7 @@ def _drawn(trial: Trial, what: str, name: str) -> torch.Tensor:
 
 
 def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None, Second]:
-    """What ``create_graph=True`` and a second backward give: right, refused, or not connected to some input."""
+    """The result of ``create_graph=True`` and a second backward: right, refused, or not connected to some input."""
     if not _may_be_judged(trial, upstream):
         return None, "not judged"
     spec, context, wanted = trial.spec, trial.context, upstream.wanted
@@ -170,7 +170,7 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
         once = {n: g for n, g in zip(wanted, gradients, strict=True) if g is not None and g.requires_grad}
         differentiated.extend(once)
         if once:
-            # Not `grad`, which leaves out nodes that lead to none of the inputs: the one that refuses is such a node.
+            # `grad` omits nodes that lead to no input, and the one that refuses is such a node.
             torch.autograd.backward(list(once.values()), [of[name] for name in once])
             found.update((name, arguments[name].grad) for name in wanted)
 
@@ -185,7 +185,7 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
 
 
 def _may_be_judged(trial: Trial, upstream: Upstream) -> bool:
-    """Whether a second derivative is precise enough here, and none that is zero."""
+    """Whether a second derivative here is precise enough and not zero."""
     precise = all(trial.logical[name].dtype in (torch.float32, torch.float64) for name in upstream.wanted)
     plain = all(tensor.regime == "unit" for tensor in trial.result.case.tensors.values())
     return precise and plain and upstream.kind != "zero"
@@ -208,7 +208,7 @@ def _judged_second(
         if not float((lanes.native.double() - exact).norm()) <= _PRECISE * size < float("inf"):
             continue
         off = float((got.detach().double() - exact).norm()) if got.shape == exact.shape else float("inf")
-        # Where the right one is zero, a term that does not belong there has the size of the others.
+        # If the right one is zero, a wrong term has the size of the others.
         if not off <= _WRONG * max(size, 1.0 if size == 0 else 0.0):
             return lacking(
                 f"the second derivative by {name} is off by {off:.3g}, of a right one of norm {size:.3g}: the graph of "

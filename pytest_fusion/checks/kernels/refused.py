@@ -17,7 +17,7 @@ from pytest_fusion.spec.wording import first_line, raised_by_filter
 
 @dataclass(slots=True)
 class _State:
-    """How many cases were refused, by exception, and what the first of each was like."""
+    """How many cases were refused, by exception, and the first of each."""
 
     cases: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
@@ -71,5 +71,5 @@ def _conclude(context: Context, judged: int) -> Verdict | None:
     )
 
 
-# It concludes under the name of `error`, which concludes on compilers too.
+# It concludes under the name of `error`, which also concludes on compilers.
 CHECK = Check("refusals", conclude=_conclude, beside=True, reported=False)

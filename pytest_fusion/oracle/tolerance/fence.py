@@ -67,7 +67,7 @@ def fenced(
     lost = _off(torch.cat([spread.native[None], spread.rounded, samples]), spread).reshape(-1, *error.shape)
     rms, worst = _rms(lost).max(0)
     most = lost.amax(-1).gather(0, worst[None])[0]
-    # One sample of a row may have no element as far off as is usual beside its root mean square.
+    # A single sample's largest error may be small beside its root mean square.
     usual = (most / rms).nan_to_num(0.0).quantile(_USUAL) * rms
     times = _TIMES_WIDE if sampled is None and candidate.dtype in _WIDE else TIMES
     largest = times * most.maximum(usual).unsqueeze(-1) + slack
@@ -82,7 +82,7 @@ def fenced(
 
 
 def _off(values: Tensor, spread: Spread) -> Tensor:
-    """Absolute errors, zero where one side is not finite."""
+    """Absolute errors; zero where either side is not finite."""
     return (values - spread.centre).abs().nan_to_num(0.0, 0.0, 0.0)
 
 

@@ -13,7 +13,7 @@ from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict, index_o
 
 
 def judge_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> ValuesVerdict:
-    """Judges by fixed tolerances; NaN and infinities must be at the same places, in both directions."""
+    """The verdict by fixed tolerances; NaN and infinities must be at the same places."""
     total = native.numel()
     if candidate.shape != native.shape:
         return mismatched_shape(candidate, native)
@@ -38,10 +38,7 @@ def judge_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> 
 
 @torch.no_grad()
 def excess_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> Tensor:
-    """float64, of the candidate's shape: ``|got - expected| / (atol + rtol * |expected|)`` of each element.
-
-    Infinite where NaN or infinity stands in the wrong place, and where nothing is allowed and something is off.
-    """
+    """float64, of the candidate's shape: error over ``atol + rtol * |expected|``; infinite for a wrong NaN or inf."""
     if candidate.shape != native.shape:
         return torch.full(candidate.shape, math.inf, dtype=D, device=candidate.device)
     wide = torch.complex128 if native.dtype.is_complex else D
@@ -53,7 +50,7 @@ def excess_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) ->
 
 
 def mismatched_shape(candidate: Tensor, native: Tensor) -> ValuesVerdict:
-    """The failure of a candidate that cannot be compared at all."""
+    """The failure of a candidate whose shape or dtype differs."""
     reason = (
         f"got {tuple(candidate.shape)} {candidate.dtype}, the reference returns {tuple(native.shape)} {native.dtype}"
     )

@@ -1,1 +1,1 @@
-"""What a spec is measured at, and what is measured there: rows for reports and baselines."""
+"""The cases that a spec is measured at, and the measurements: rows for reports and baselines."""

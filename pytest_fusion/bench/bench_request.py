@@ -10,12 +10,9 @@ from pytest_fusion.run.measure.tools.again import Again
 
 @dataclass(frozen=True, slots=True)
 class BenchRequest:
-    """The settings of ``--fusion-bench``: targets to compile for, the folder of baselines, what is written there.
-
-    ``targets`` is ``"sm_80,sm_90"``, or empty for none. In ``ci`` a missing baseline is a failure.
-    ``family`` is how many latencies the whole run judges: chance has as many tries. ``counters`` is the test to be run
-    once more where the hardware counts.
-    """
+    """The settings of ``--fusion-bench``. ``targets`` is ``"sm_80,sm_90"``, or empty for none. In ``ci`` a missing
+    baseline is a failure. ``family`` is the number of latencies of the whole run, for Holm's correction. ``counters``
+    is the test to run again under ncu."""
 
     targets: str = ""
     folder: Path = Path(".fusion") / "baselines"

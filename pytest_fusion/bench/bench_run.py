@@ -41,10 +41,10 @@ from pytest_fusion.run.process.fork import Channel, ChildError, Crash, run_isola
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import brief
 
-# Of one entry at full sizes: on a CPU nothing is computed, on a GPU kernels compile.
+# For one entry at full sizes: on a CPU nothing is computed, on a GPU kernels compile.
 _SECONDS = 300.0
 ALL = "all entries"
-# What of a reference is not known where its launches are not, without and with its bytes.
+# The unknown facts of a reference whose launches are unknown, without and with its bytes.
 _REFERENCE = ("launches of the reference", "launches and bytes of the reference")
 
 
@@ -57,10 +57,7 @@ def bench(
     extra: Mapping[str, Any],
     isolated: bool = True,
 ) -> Measured:
-    """Measure every entry of ``bench=``, ``isolated`` in a child, and compare with the baselines.
-
-    Raises ``SpecError`` for entries that name no case and ``BaselineError`` for a baseline that cannot be read.
-    """
+    """Measures the entries of ``bench=`` beside their baselines. Raises ``SpecError``, ``BaselineError``."""
     found = Measured()
     named = entries(spec)
     if not named and not spec.golden:
@@ -107,7 +104,7 @@ def _session(
     *,
     isolated: bool,
 ) -> Found | str:
-    """What was measured, or why nothing was."""
+    """The measurements, or why there are none."""
 
     def work(channel: Channel | None) -> Found:
         if environment.get("lane") == "cuda":
@@ -145,7 +142,7 @@ def rows_of(
     test: str,
     environment: Mapping[str, Any],
 ) -> list[Row]:
-    """The rows of each entry, fused and reference; what is not known of them goes to the notes of ``found``."""
+    """The rows of each entry, fused and reference; the notes of ``found`` get the unknown facts."""
     shared = common(test, environment)
     rows: list[Row] = []
     for text, one in figured:
@@ -196,7 +193,7 @@ def _unknown(one: Figures) -> list[str]:
     return [*parts, f"no latency: {one.untimed}"] if one.untimed else parts
 
 
-# Neither sizes of tiles nor all equal, and powers of two; a kernel takes another path for either.
+# Sizes that are unequal and no multiples of tiles, and powers of two: kernels have a path for each.
 _SIZES = ((33, 65, 17, 5), (64, 128, 16, 4))
 _SEED = 0
 
@@ -221,7 +218,7 @@ def pinned(spec: FusionSpec) -> Iterator[Case]:
 def goldens(
     spec: FusionSpec, extra: Mapping[str, Any], device: torch.device, programs: int
 ) -> list[tuple[str, tuple[GoldenOutput, ...] | str]]:
-    """The outputs of each pinned case by its text, or why there are none; what may vary is left out."""
+    """The outputs of each pinned case by its text, or why there are none; without outputs that may vary."""
     found: list[tuple[str, tuple[GoldenOutput, ...] | str]] = []
     for case in pinned(spec):
         text = "golden " + text_of({**case.sizes, "dtype": case.dtype})
@@ -240,7 +237,7 @@ def _outputs(context: Context, case: Case) -> tuple[GoldenOutput, ...] | str:
         return brief(outcome.error)
     ours = collect(outcome.result, placed.arguments, spec.mutates).tensors
     reference, _ = reference_of(context, case, logical)
-    # Of lanes there are none where the spec insists on a tolerance of its own.
+    # There are no lanes if the spec has its own tolerance.
     allowed = dict(zip(ours, map(apart, reference.lanes), strict=False))
     return tuple(
         golden_of(name, one, allowed.get(name)) for name, one in ours.items() if not varies(spec.deterministic, name)

@@ -1,4 +1,4 @@
-"""What two calls on the caller's own arguments cost: the fused one beside its reference."""
+"""Costs of a fused call beside its reference, on the caller's own arguments."""
 
 from __future__ import annotations
 
@@ -33,24 +33,21 @@ from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.wording import brief
 
 _INTERPRETED = "an interpreted kernel has no latency worth a number"
-# Names of what Inductor makes, for a GPU and for the CPU; its bytes pass no operator of torch.
+# Prefixes of Inductor's kernels, for a GPU and for the CPU; their bytes pass no operator of torch.
 _INDUCTOR = ("triton_", "cpp_")
 _UNSEEN = "it launches kernels whose bytes no operator of torch shows"
-# Where each process puts its memory and its threads moves both sides apart by several per cent, which no run against
-# itself within one process shows: a ratio of host times is stored and reported, and fails nothing.
+# The placement of memory and threads changes the ratio by several per cent between processes, which no A/A run within
+# one process shows. A ratio of host times is stored and reported, and fails nothing.
 _ON_CPU = Noise(0.0, "times of a CPU differ from process to process by more than one process can show")
-# What the fewest pairs that give an interval may take on a CPU.
+# Seconds for the fewest pairs that give an interval, on a CPU.
 _MOST_S = 10.0
-# What each GPU makes of one thing timed against itself, measured once in a process.
+# The A/A noise of each GPU, measured once in a process.
 _noise: dict[str, Noise] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two functions that take ``inputs`` by keyword and write none of them, tensors on ``device``.
-
-    ``control`` is a digest of the reference. The inputs are the caller's own, since a copy may have other strides.
-    """
+    """Two functions that take the caller's ``inputs`` (a copy may have other strides) by keyword and write none."""
 
     fused: Callable[..., Any]
     reference: Callable[..., Any]
@@ -69,16 +66,13 @@ class _Counted:
 
 
 def measure(pair: Pair, request: BenchRequest, *, nodeid: str, case: str, environment: Mapping[str, Any]) -> Measured:
-    """Launches, bytes and latency of both calls beside their baselines.
-
-    What cannot be measured is in the notes. Raises ``BaselineError`` for a baseline that cannot be read.
-    """
+    """Launches, bytes and latency of both calls beside their baselines, or notes. Raises ``BaselineError``."""
     found = Measured()
     try:
         with torch.no_grad():
             ours, theirs = _counted(pair.fused, pair), _counted(pair.reference, pair)
             work = _traffic(theirs, pair)
-    except Exception as error:  # noqa: BLE001 - whatever a call raises that bears being judged and not being counted
+    except Exception as error:  # noqa: BLE001 - a call that passes its checks may raise while it is counted
         found.notes.append(f"{case}: not measured: the call raises {brief(error)} while it is counted")
         return found
     notes = [f"launches of the kernel: {doubt}" for doubt in getattr(ours.counts, "doubts", ())]
@@ -103,12 +97,9 @@ def measure(pair: Pair, request: BenchRequest, *, nodeid: str, case: str, enviro
 
 
 def remembers(pair: Pair) -> bool:
-    """Whether the fused call gives the answer to earlier values when others were written into its inputs.
-
-    The values are written by operators, so that a cache with the version of a tensor in its key is right. False where
-    no input is floating point of 16 bits or more, where the other values have the same answer, and where the call does
-    not bear them.
-    """
+    """Whether the fused call returns an earlier result after operators wrote other values into its inputs, so that a
+    cache with tensor versions in its key is right. False if no input is floating point of 16 bits or more, if the
+    result does not depend on the values, or if the call raises."""
     inputs = {name: map_tensors(value, twin) for name, value in pair.inputs.items()}
 
     def call() -> list[torch.Tensor]:
@@ -133,7 +124,7 @@ def remembers(pair: Pair) -> bool:
 
 
 def _same(one: Sequence[torch.Tensor], other: Sequence[torch.Tensor]) -> bool:
-    """Whether all are equal in every bit: what a cache returns is."""
+    """Whether all tensors are bitwise equal, as results of a cache are."""
     return [t.shape for t in one] == [t.shape for t in other] and all(
         map(pristine.equal, map(as_bytes, one), map(as_bytes, other))
     )

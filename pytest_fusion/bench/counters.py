@@ -1,6 +1,6 @@
-"""`Counters`: what the hardware counted of the measured calls, in a process of their own under ncu.
+"""`Counters`: hardware counts of the measured calls, from ncu in a process of its own.
 
-No verdict rests on it and no latency is taken from it: ncu runs each kernel several times, from emptied caches.
+No verdict and no latency uses them: ncu runs each kernel several times, from empty caches.
 """
 
 from __future__ import annotations
@@ -22,19 +22,16 @@ from pytest_fusion.run.measure.tools.again import Again, Ended, ended, environme
 from pytest_fusion.run.measure.tools.ncu import Profiled
 from pytest_fusion.spec.wording import plural
 
-# Of one test: the process imports, compiles what no cache has, and runs each kernel some ten times.
+# Seconds for one test: the process imports, compiles what no cache has, and runs each kernel some ten times.
 _SECONDS = 600.0
 _ON_A_CPU = "ncu counts on a GPU; the interpreter has no counters"
-# Metrics that the GPU of this machine proved not to have.
+# Metrics that this machine's GPU does not have.
 _lacking: set[str] = set()
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The launches of one call in order, or the ``reason`` why they are not known.
-
-    ``unseen`` are copies and fills that the call makes beside its kernels, whose bytes ncu does not count.
-    """
+    """The launches of one call in order, or the ``reason`` why not; ``unseen`` copies and fills have no counters."""
 
     case: str
     role: str = "fused"
@@ -43,7 +40,7 @@ class Counters:
     reason: str = ""
 
     def total(self, name: str) -> int | None:
-        """The sum of a counter over all launches; ``None`` where one of them has none."""
+        """The sum of a counter over all launches; ``None`` if one of them has none."""
         values = [getattr(one, name) for one in self.launches]
         return None if not values or any(value is None for value in values) else sum(values)
 
@@ -67,7 +64,7 @@ def counted(again: Again | None, calls: Mapping[str, Counts | Uncounted], *, on_
 
 
 def notes(found: Sequence[Counters]) -> list[str]:
-    """What is not known and why, once if it is the same for all cases; and what was left out."""
+    """Notes about unknown counters, one if the reason is the same for all cases, and about copies and fills."""
     reasons = {one.reason for one in found}
     if len(reasons) == 1 and "" not in reasons:
         return [f"no counters: {found[0].reason}"]
@@ -80,7 +77,7 @@ def notes(found: Sequence[Counters]) -> list[str]:
 
 
 def under_ncu(executable: str, again: Again, cases: Sequence[str]) -> list[Counters]:
-    """The test once more under ncu; again without the metrics that this GPU proves not to have."""
+    """Counters of the test under ncu; it runs again without the metrics that this GPU lacks."""
     while True:
         metrics = [name for name in ncu.METRICS if name not in _lacking]
         found, absent = _one_run(executable, again, cases, metrics)
@@ -92,7 +89,7 @@ def under_ncu(executable: str, again: Again, cases: Sequence[str]) -> list[Count
 def _one_run(
     executable: str, again: Again, cases: Sequence[str], metrics: Sequence[str]
 ) -> tuple[list[Counters], list[str]]:
-    """Counters of each case; and, where nothing was counted, the metrics that ncu complains about."""
+    """Counters of each case; if nothing was counted also the metrics that ncu complains about."""
     with tempfile.TemporaryDirectory(prefix="fusion-counters-") as name:
         folder = Path(name)
         file, log = folder / "calls.json", folder / "ncu.csv"
@@ -100,8 +97,7 @@ def _one_run(
         command = ncu.command(executable, log, metrics, again.program(folder))
         env = environment(**{profiled.VARIABLE: str(file)})
         try:
-            # ncu lets one process at a time profile. Two that wait for each other, one for ncu and one for the GPU that
-            # the other times on, would wait for ever.
+            # ncu profiles one process at a time. Else two could wait for each other, one for ncu and one for the GPU.
             with alone("ncu"):
                 end = ended(command, start=again.start, env=env, seconds=_SECONDS)
         except subprocess.TimeoutExpired:
@@ -123,10 +119,7 @@ def _one_run(
 def split(
     cases: Iterable[str], launches: Sequence[Profiled], steps: Sequence[Step], *, lost: str = ""
 ) -> list[Counters]:
-    """The launches of each case: those behind its mark. All are unknown where a mark is missing.
-
-    ``lost`` says why the process ended within a call, where ncu says it.
-    """
+    """The launches behind each case's mark, unknown if a mark is missing; ``lost`` is ncu's reason for an early end."""
     begun = [case for what, case, _ in steps if what == BEGUN]
     marks = [at for at, one in enumerate(launches) if MARK in one.kernel]
     if len(marks) != len(begun):
@@ -147,7 +140,7 @@ def split(
 
 
 def checked(one: Counters, counts: Counts | Uncounted) -> Counters:
-    """Unknown where ncu saw less than is launched: the sum of what it saw would pass for saved traffic."""
+    """The counters, unknown if ncu saw fewer launches than there are: their sum would look like saved traffic."""
     if one.reason:
         return one
     wanted = counts.kernels if isinstance(counts, Counts) else 1
@@ -167,7 +160,7 @@ def _why_none(end: Ended, output: str, steps: Sequence[Step]) -> str:
 
 
 def _readable(one: Profiled) -> Profiled:
-    # ncu leaves namespaces out, and of that without a name the last half.
+    # ncu omits namespaces, except the last half of the unnamed one.
     return replace(one, kernel=readable(one.kernel).removeprefix("unnamed>::"))
 
 

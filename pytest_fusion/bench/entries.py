@@ -1,4 +1,4 @@
-"""The cases that ``bench=`` names, and what they are called."""
+"""The cases that ``bench=`` names, and their names."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import did_you_mean
 
-# What kernels run in, first to last: an entry that names no dtype gets the first of these that the spec takes.
+# An entry without a dtype gets the first of these usual dtypes that the spec takes.
 _USUAL = ("bfloat16", "float16", "float32")
 _SEED = 0
-# A size over this is one that a smaller case of the same kind may halve.
+# A smaller case of the same kind halves a size above this.
 _LARGE = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One entry of ``bench=``, complete: its case, and sizes and dtype as the text that baselines know it by."""
+    """One complete entry of ``bench=``; baselines know it by its ``text``, sizes and dtype."""
 
     text: str
     given: Mapping[str, Any]
@@ -31,10 +31,7 @@ class Entry:
 
 
 def entries(spec: FusionSpec) -> list[Entry]:
-    """The cases of ``bench=``, contiguous and of ordinary values, seeded alike in every run.
-
-    Raises ``SpecError`` for an entry that is no mapping, leaves a size out, or names what the spec has not.
-    """
+    """The cases of ``bench=``: contiguous, of ordinary values, the same in every run. Raises ``SpecError``."""
     if not spec.bench:
         return []
     complete = [_complete(spec, given) for given in spec.bench]
@@ -49,16 +46,13 @@ def entries(spec: FusionSpec) -> list[Entry]:
 
 
 def check(spec: FusionSpec) -> None:
-    """Raises ``SpecError`` for an entry of ``bench=`` that is no mapping, leaves a size out, or names what is not."""
+    """Raises ``SpecError`` for an entry of ``bench=`` that is no mapping, lacks a size, or has an unknown name."""
     for given in spec.bench:
         _complete(spec, given)
 
 
 def smaller(spec: FusionSpec, entry: Entry) -> Entry | None:
-    """The entry with one size halved: the first that is large, so that rows are fewer before they are shorter.
-
-    ``None`` where no size is left to halve. Raises ``SpecError`` where the spec does not admit the half.
-    """
+    """The entry with its first large size halved, so first fewer rows; ``None`` without one. Raises ``SpecError``."""
     dims = [name for name in entry.given if name in spec.dim_names]
     large = [name for name in dims if _largest(entry.given[name]) > _LARGE]
     if not large:

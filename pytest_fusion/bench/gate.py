@@ -1,4 +1,4 @@
-"""Whether a kernel is right at the sizes at which it is about to be measured."""
+"""Whether a kernel is right at the sizes that are measured."""
 
 from __future__ import annotations
 
@@ -22,23 +22,22 @@ from pytest_fusion.spec.wording import first_line, out_of_memory
 PROGRAMS = 1 << 62
 # A case whose lanes find no memory is halved so often: rows of 131,072 from 8,192 to 8.
 _HALVINGS = 10
-# An element of the reference's largest intermediate has an oracle and six lanes in float64, and some four such tensors
-# are alive at once. What is known to have no room is not tried: cross entropy of 8192 x 131072 filled an H200 four
-# times over, and the workers beside it found no memory either.
+# Bytes: an element of the largest intermediate has an oracle and six lanes in float64, in some four live tensors. A
+# case without room is not tried: cross entropy of 8192 x 131072 filled an H200 four times, and other workers failed.
 _ELEMENT, _SHARE = 4 * 7 * 8, 0.4
 _NO_ROOM = "there is no memory for the float64 lanes of the reference"
 
 
 @dataclass(frozen=True, slots=True)
 class Gated:
-    """``wrong`` says what fails, empty where nothing does; ``notes`` are for the reader of the numbers."""
+    """The result of a gate: ``wrong`` says what fails, or is empty; ``notes`` qualify the numbers."""
 
     wrong: str = ""
     notes: tuple[str, ...] = ()
 
 
 def gate(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torch.device) -> Gated:
-    """Judge the entry's case, or a smaller one like it where its lanes find no memory, which a note then says."""
+    """Judges the entry's case, or a smaller one, with a note, if the case's lanes find no memory."""
     judged: Entry | None = entry
     for _ in range(1 + _HALVINGS):
         if judged is None:
@@ -83,8 +82,8 @@ def _room(device: torch.device) -> float | None:
 
 
 def _judged(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], device: torch.device) -> Gated | None:
-    """``None`` where memory ran out."""
-    # Of `vacuity` a single case tells nothing, and each of its wrong answers is judged by two dozen lanes.
+    """The result at one entry, ``None`` if memory ran out."""
+    # One case cannot decide `vacuity`, and two dozen lanes would judge each of its wrong answers.
     quiet = replace(spec, without={**spec.without, "vacuity": "one case cannot decide it"})
     result = judge_case(Context(quiet, device, extra, programs=PROGRAMS), entry.case)
     if result.failure is not None:

@@ -1,4 +1,4 @@
-"""The latency of a fused call beside its reference on a GPU, as a record that baselines keep."""
+"""The latency of a fused call beside its reference on a GPU, as a record for baselines."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pytest_fusion.run.measure.timing.graph_replay import Replayed, copies_neede
 from pytest_fusion.run.measure.timing.pairs import Blocks, Timed, paired
 from pytest_fusion.run.measure.traffic import algorithmic_bytes
 
-# What a case may take to be timed, and how small a change it is to tell.
+# Seconds to time a case, and the smallest change to detect.
 BUDGET_S, SMALLEST = 0.5, 0.01
-# Of the free memory, for copies of inputs and outputs.
+# Share of the free memory for copies of inputs and outputs.
 _SHARE = 0.4
 
 
@@ -32,10 +32,7 @@ def timed(
     cache: int,
     counts: Counts | Uncounted | None = None,
 ) -> tuple[Replayed, bool]:
-    """``call`` over rotating copies of its inputs; the second result: no call found its inputs in the cache.
-
-    ``counts`` are its launches: only what a graph was seen to have all of is timed by one.
-    """
+    """A timer of ``call`` on rotating copies, and whether caches are cold; a graph must have all of ``counts``."""
     touched = algorithmic_bytes(logical.values(), outputs)
     free, _ = torch.cuda.mem_get_info(device)
     sets, cold = rotated(logical, copies_needed(touched, cache), int(_SHARE * free) // 2)
@@ -45,7 +42,7 @@ def timed(
 
 
 def compared(candidate: Timed, control: Timed, *, seed: int = 0) -> Blocks:
-    """Pairs until the log ratio is known to half the smallest effect that counts, or the budget is spent."""
+    """Pairs until the log ratio is known to half the smallest effect, or the budget is spent."""
 
     def enough(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> bool:
         return settled(estimate(block_ratios(ours, theirs)), SMALLEST)
@@ -54,7 +51,7 @@ def compared(candidate: Timed, control: Timed, *, seed: int = 0) -> Blocks:
 
 
 def against_itself(control: Replayed) -> tuple[Noise, Estimate]:
-    """The machine's noise: one thing against itself, measured as two things are."""
+    """The machine's noise: one thing against itself, measured like two things."""
     found = compared(control, control)
     run = estimate(block_ratios(found.candidate, found.control))
     return noise([run]), run
@@ -63,10 +60,7 @@ def against_itself(control: Replayed) -> tuple[Noise, Estimate]:
 def latency(
     blocks: Blocks, method: Mapping[str, str], *, control: str, environment: Mapping[str, Any], machine: Noise | None
 ) -> Latency:
-    """The record; ``environment`` is that of the reports, with ``capability`` and ``uuid`` of a GPU.
-
-    ``control`` is a digest of the reference, ``machine`` the noise of this session where that is a number.
-    """
+    """The record of ``blocks``; ``control`` is a digest of the reference, ``machine`` the noise of this session."""
     found = estimate(block_ratios(blocks.candidate, blocks.control))
     return Latency(
         fused_s=median(blocks.candidate),
@@ -85,7 +79,7 @@ def latency(
 
 
 def replay_method(candidate: Replayed, control: Replayed, *, cold: bool) -> dict[str, str]:
-    """How two batches of calls are timed, as a record says it."""
+    """How two batches of calls were timed, for a record."""
     timer = candidate.timer if candidate.timer == control.timer else f"{candidate.timer}/{control.timer}"
     return {"timer": timer, "cache": "cold" if cold else "warm"}
 
@@ -97,7 +91,7 @@ def samples(blocks: Blocks) -> dict[str, tuple[float, ...]]:
 
 
 def digest(function: Callable[..., Any]) -> str:
-    """Eight digits of a function's source, so that a ratio to another reference is not compared; else of its name."""
+    """Eight digits of a function's source, else of its name: ratios to two references do not compare."""
     try:
         text = inspect.getsource(function)
     except (OSError, TypeError):

@@ -14,10 +14,10 @@ from pytest_fusion.spec.wording import with_number
 
 LimitStatus = Literal["over", "within", "unknown"]
 
-# Of a time alone, as a log: medians of ten runs of a 9.7 us kernel differ by 1 % on one H200, and the ceiling is
-# measured no better. A ratio has an interval of its own.
+# Uncertainty of a time alone, as a log: medians of ten runs of a 9.7 us kernel differ by 1 % on one H200, and the
+# ceiling is measured no better. A ratio has its own interval.
 _ALONE = 0.02
-# As in the judgement of latencies: nothing counts under so many times what equal things differ by.
+# As in the judgement of latencies: nothing counts below so many times the A/A spread.
 _SPREADS = 3
 _USUAL = {"timer": "graph", "cache": "cold"}
 
@@ -43,11 +43,8 @@ class Limited:
 
 
 def limited(rows: Sequence[Row], limits: Mapping[str, float], *, noisy: str = "") -> list[Limited]:
-    """Every limit in every row of a forward call of the kernel.
-
-    ``limits`` are those of a spec (see ``spec.bench_limits``). ``noisy`` says why no latency of this machine is judged;
-    what was not measured, or is closer to its limit than the measurement can decide, is ``"unknown"``.
-    """
+    """Every limit in every row of a forward call of the kernel; ``"unknown"`` if nothing was measured, or the value is
+    too close to the limit to decide. ``noisy`` says why no latency of this machine is judged."""
     found: list[Limited] = []
     for row in rows:
         # A row of no call, such as the recompilations of a sweep, has neither of them.
@@ -134,5 +131,5 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def _size(size: int) -> str:
-    """Exact, with a unit beside it that people read: ``"67,108,865 B (64.0 MiB)"``."""
+    """Exact bytes, with a readable unit: ``"67,108,865 B (64.0 MiB)"``."""
     return f"{size:,} B ({size / 2**20:.1f} MiB)" if size >= 2**20 else f"{size:,} B"

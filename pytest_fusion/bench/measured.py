@@ -27,12 +27,9 @@ class NotMeasuredError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What only a GPU has, of the fused call or of the reference.
-
-    ``memory`` are exact facts in bytes, ``measures`` and ``timeline`` those of a ``Row``. ``backward`` is what a
-    backward pass launches behind the forward one; ``None`` where there is none. ``backward_memory`` is the memory of
-    both together.
-    """
+    """Facts of the fused call or the reference that only a GPU has: ``memory`` in bytes, ``measures`` and ``timeline``
+    of a ``Row``, launches of the ``backward`` pass (``None`` without one), and ``backward_memory`` of both passes
+    together."""
 
     memory: Mapping[str, int] = field(default_factory=dict)
     measures: Mapping[str, float] = field(default_factory=dict)
@@ -43,12 +40,9 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Facts of one entry.
-
-    ``counts`` of the fused call and of the reference, ``moved`` its algorithmic bytes, ``reference`` what the reference
-    moves and computes, ``None`` where its counts say why there is neither. The rest is a GPU's; ``samples`` are
-    the seconds behind its latency by role, ``untimed`` says why there is none.
-    """
+    """Facts of one entry: counts of both calls, ``moved`` (algorithmic bytes of the fused one), traffic of the
+    ``reference``, ``None`` if its counts say why. The rest needs a GPU: ``samples`` are seconds by role, ``untimed`` is
+    why there are none."""
 
     counts: Counts | Uncounted
     moved: int
@@ -65,11 +59,8 @@ class Figures:
 
 @dataclass(slots=True)
 class Found:
-    """What one session found: entries in order, each measured or with why not.
-
-    Of a GPU: what baselines know it by, entries whose result is wrong at their sizes, what it makes of equal things,
-    and why kernels were compiled again over the entries. ``golden`` are outputs of pinned cases, or why there are none.
-    """
+    """The entries of one session in order, or why they are missing. A GPU also has ``facts`` for baselines, ``wrong``
+    entries, A/A noise, and reasons to compile ``again``. ``golden`` are outputs of pinned cases, or why not."""
 
     facts: dict[str, str]
     entries: list[tuple[str, Figures | str]] = field(default_factory=list)
@@ -84,20 +75,20 @@ _VERSIONS = ("torch", "triton", "cuda", "driver")
 
 @dataclass(slots=True)
 class Measured:
-    """Rows of one test, their comparisons, what kernels take of each target, and notes."""
+    """Rows of one test, their comparisons, resources of kernels on each target, and notes."""
 
     rows: list[Row] = field(default_factory=list)
     compared: list[Comparison] = field(default_factory=list)
     # Each with the text of the entry that launches it.
     resources: list[tuple[str, Resources]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    # Entries whose result is wrong at their sizes, which have no row.
+    # Entries with a wrong result at their sizes; they have no row.
     wrong: list[str] = field(default_factory=list)
     # Kernels that a compiler refuses for every target, or for one that the baseline was compiled for.
     refused: list[str] = field(default_factory=list)
     limits: list[Limited] = field(default_factory=list)
     counters: list[Counters] = field(default_factory=list)
-    # Every entry was measured, so that another row of the test is of a case that is gone.
+    # Every entry was measured, so other rows of the test are of cases that are gone.
     complete: bool = False
 
     @property
@@ -105,7 +96,7 @@ class Measured:
         return [*(one for one in self.compared if one.failed), *(one for one in self.limits if one.failed)]
 
     def as_json(self, *, accepted: bool = False) -> dict[str, Any]:
-        """The ``bench`` of a test in reports; ``accepted``: what regressed goes into the baseline."""
+        """The ``bench`` of a test in reports; ``accepted``: the baseline gets the regressed rows."""
         word = {"regressed": "accepted"} if accepted else {}
         return {
             "rows": [row.as_json() for row in self.rows],
@@ -132,10 +123,7 @@ class Measured:
 def beside_baseline(
     found: Measured, request: BenchRequest, nodeid: str, environment: Mapping[str, Any], machine: Noise | None
 ) -> Measured:
-    """``found`` with its rows compared; ``machine`` is what latencies are judged with.
-
-    Raises ``BaselineError`` for a baseline that cannot be read.
-    """
+    """``found`` with its rows compared; ``machine`` is the noise for latencies. Raises ``BaselineError``."""
     stored = store.load(request.folder, stable(nodeid), device_class(environment))
     command = f"pytest {shlex.quote(nodeid)} --fusion-bench --fusion-update new"
     if request.folder.parts[-2:] != BenchRequest().folder.parts:
@@ -159,7 +147,7 @@ def _refused(resources: Sequence[tuple[str, Resources]], before: Iterable[Row]) 
 
 
 def common(test: str, environment: Mapping[str, Any]) -> dict[str, Any]:
-    """What all rows of a test have alike."""
+    """The fields that all rows of a test share."""
     return {
         "test": test,
         "device": device_class(environment),
@@ -169,7 +157,7 @@ def common(test: str, environment: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def facts_of(counts: Counts | Uncounted) -> tuple[dict[str, int], dict[str, int], dict[str, str]]:
-    """Facts, names and methods of a ``Row``; empty where nothing was counted."""
+    """Facts, names and methods of a ``Row``; empty if nothing was counted."""
     if isinstance(counts, Uncounted):
         return {}, {}, {}
     facts = {"launches.kernels": counts.kernels, "launches.memcpy": counts.memcpy, "launches.memset": counts.memset}
@@ -177,7 +165,7 @@ def facts_of(counts: Counts | Uncounted) -> tuple[dict[str, int], dict[str, int]
 
 
 def work_facts(work: Traffic) -> dict[str, int]:
-    """What a reference moves and computes, under the names of a ``Row``."""
+    """The traffic and operations of a reference, under the names of a ``Row``."""
     return {"bytes.moved": work.bytes, "work.operations": work.operations, "work.flops": work.flops}
 
 

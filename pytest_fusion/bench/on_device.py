@@ -1,4 +1,4 @@
-"""What a GPU shows of a case: launches, resources, memory, latency, and where the time of one call goes."""
+"""Measurements of a case on a GPU: launches, resources, memory, latency, and the timeline of one call."""
 
 from __future__ import annotations
 
@@ -43,10 +43,7 @@ _CALLS, _SAMPLES = 4, 5
 
 
 def ceilings(device: torch.device) -> dict[str, float]:
-    """Bytes per second that a copy reads and writes, and bfloat16 operations per second of a matrix product.
-
-    Under the names of a row's measures; takes some 30 ms on an H200. Empty where the memory for it is not free.
-    """
+    """Rates of a copy and a bfloat16 product, as measures; some 30 ms on an H200. Empty without free memory."""
     try:
         source = torch.randint(1 << 30, (_COPIED // 4,), dtype=torch.int32, device=device)
         both = {"source": source, "target": torch.empty_like(source)}
@@ -69,7 +66,7 @@ def _by_kernel(source: torch.Tensor, target: torch.Tensor) -> None:
     torch.bitwise_not(source, out=target)
 
 
-# As a node of a graph a copy is the driver's: on an H200 it moved 2.7 TB/s where a kernel moved 4.2.
+# The driver runs a copy node of a graph: 2.7 TB/s on an H200, where a kernel moved 4.2.
 COPIES = (_by_engine, _by_kernel)
 
 
@@ -88,7 +85,7 @@ _NO_ROOM = "the reference finds no memory at these sizes"
 
 @dataclass(slots=True)
 class Device:
-    """A GPU: what baselines know it by, its cache in bytes, its ceilings, and what it makes of equal things."""
+    """A GPU: its identity in baselines, cache in bytes, ceilings, and A/A noise."""
 
     device: torch.device
     facts: dict[str, str]
@@ -105,7 +102,7 @@ def measure_all(
     environment: Mapping[str, Any],
     note: Callable[[str], None],
 ) -> Found:
-    """Every entry on ``device``, where nothing else of this plugin is timed meanwhile. ``note`` hears which is next."""
+    """Measures every entry on ``device``, where this plugin times nothing else meanwhile; ``note`` gets the next."""
     torch.cuda.set_device(device)
     here = opened(device)
     with alone(device):
@@ -129,7 +126,7 @@ def measure_all(
 
 
 def opened(device: torch.device) -> Device:
-    """What torch knows of the GPU."""
+    """The GPU as torch describes it."""
     about = torch.cuda.get_device_properties(device)
     facts = {"device_name": about.name, "capability": f"{about.major}.{about.minor}"}
     uuid = getattr(about, "uuid", None)
@@ -147,11 +144,8 @@ def measure(
     launches: list[Specialisation],
     notes: Sequence[str] = (),
 ) -> Figures:
-    """One entry, judged before. Raises ``NotMeasuredError`` where it cannot be made or called.
-
-    An unfused reference may find no memory where a fused kernel does (scores of attention): then the latter's figures
-    stand alone.
-    """
+    """The figures of one judged entry, of the kernel alone if an unfused reference finds no memory (scores of
+    attention). Raises ``NotMeasuredError`` if it cannot be made or called."""
     try:
         logical = make_inputs(spec, entry.case, here.device)
     except (ImpossibleCase, InputFailed, RuntimeError, MemoryError) as error:
@@ -233,7 +227,7 @@ def _side(spec: FusionSpec, function: Callable[..., Any], logical: Mapping[str, 
 
 
 def _memory(call: Callable[[], Any], device: torch.device) -> dict[str, int]:
-    """Bytes above the inputs while it runs, its results included, and what it keeps when these are gone."""
+    """The peak of bytes above the inputs, results included, and the bytes that remain when results are freed."""
     synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -245,7 +239,7 @@ def _memory(call: Callable[[], Any], device: torch.device) -> dict[str, int]:
 
 
 def _host_seconds(function: Callable[..., Any], logical: Mapping[str, Any], device: torch.device) -> float:
-    """Of one call, from Python to its last launch; the best of some series, since other work only adds to it."""
+    """Seconds of one call from Python to its last launch: the best of some series, since other work only adds to it."""
     found = []
     for _ in range(_HOST_SAMPLES):
         synchronize(device)
@@ -260,11 +254,8 @@ def _host_seconds(function: Callable[..., Any], logical: Mapping[str, Any], devi
 def _backward(
     spec: FusionSpec, function: Callable[..., Any], logical: Mapping[str, Any], device: torch.device
 ) -> tuple[Counts | Uncounted, dict[str, int]]:
-    """What the backward pass launches: a call with it, less the call without. And the memory of both passes.
-
-    A backward pass runs on its forward's stream, so neither can be captured alone. Its memory holds what the forward
-    pass saves for it, the gradients, and all results, which a caller has until the end.
-    """
+    """Launches of the backward pass: a call with it, less one without, as on one stream neither can be captured alone.
+    And the memory of both passes: saved tensors, gradients, and all results, which a caller has until the end."""
     names = graded(spec)
     arguments = {
         name: value.detach().requires_grad_(name in names and value.is_floating_point())
@@ -286,8 +277,7 @@ def _backward(
         return result, torch.autograd.grad(ends, wanted, given, allow_unused=True)
 
     with torch.enable_grad():
-        # First without measuring: the thread of the backward pass has workspaces of its own, made once. What autograd
-        # ties into cycles would be freed whenever Python thinks of it.
+        # The first call makes the workspaces of the backward thread. Cycles of autograd are freed before measuring.
         both()
         gc.collect()
         memory = _memory(both, device)
@@ -298,7 +288,7 @@ def _backward(
 
 
 def without(whole: Counts, part: Counts) -> Counts | Uncounted:
-    """What ``whole`` launches beside ``part``; no number where two methods counted, or ``part`` has another kernel."""
+    """The launches of ``whole`` less those of ``part``; unknown for two methods, or if ``part`` has another kernel."""
     if whole.method != part.method:
         return Uncounted(f"with a backward pass the {whole.method} counted, without one the {part.method}")
     left = Counter(dict(whole.names))
@@ -318,7 +308,7 @@ def _timed(
     here: Device,
     environment: Mapping[str, Any],
 ) -> tuple[Latency | None, dict[str, tuple[float, ...]], str]:
-    """The latency beside that of the reference; the machine is measured against itself first, once a session."""
+    """The latency beside that of the reference; the first call in a session measures the A/A noise."""
     try:
         with torch.no_grad():
             fused, reference = both

@@ -1,7 +1,4 @@
-"""What is kept of an output for years: a digest, sampled values and what each may change by; and its comparison.
-
-Records are compared without torch, so that a baseline is too.
-"""
+"""The lasting record of an output: a digest, samples and their allowed changes. Comparing records needs no torch."""
 
 from __future__ import annotations
 
@@ -18,18 +15,15 @@ if TYPE_CHECKING:
 
     from pytest_fusion.oracle.lane_result import OutputLanes
 
-# So few that a file stays readable: 32 lie in each row of up to 32 rows of a matrix that small.
+# So few that a file stays readable: a matrix of up to 32 rows has one of the 32 in each row.
 SAMPLES = 32
-# Two honest kernels are each within some six deviations of the exact value at one element out of 10^8.
+# Two right kernels are each within some six deviations of the exact value at one element out of 10^8.
 _APART = 12.0
 
 
 def golden_of(name: str, output: Tensor, allowed: Tensor | float | None = None) -> GoldenOutput:
-    """The record of ``output``, of any dtype, layout and device.
-
-    ``allowed`` is how far an element may move between two right versions (see :func:`apart`): one number, or a tensor
-    of the output's shape. Integers and bools may not move at all; with ``None`` only the digest can tell.
-    """
+    """The record of ``output``. An element may move by ``allowed``, a number or a tensor of its shape (see
+    :func:`apart`), between right versions; integers and bools may not. With ``None`` only the digest decides."""
     import torch
 
     from pytest_fusion.run.bits import as_bytes
@@ -56,7 +50,7 @@ def golden_of(name: str, output: Tensor, allowed: Tensor | float | None = None) 
         dtype=str(output.dtype).removeprefix("torch."),
         shape=tuple(output.shape),
         digest=f"sha256:{digest}",
-        # float32 and narrower need nine digits to be told apart; more would make a diff unreadable.
+        # float32 and narrower need nine digits to be distinct; more would make a diff unreadable.
         values=tuple(_short(value, 9 if own.dtype != torch.float64 and not exact else 17) for value in values.tolist()),
         allowed=tuple(_short(value, 3) for value in moves.tolist()),
         magnitude=_short(size, 9),
@@ -66,11 +60,8 @@ def golden_of(name: str, output: Tensor, allowed: Tensor | float | None = None) 
 
 
 def apart(lanes: OutputLanes) -> Tensor | None:
-    """How far each element of two right kernels may be apart, float64, of the native shape; ``None`` for integers.
-
-    Twice six granted deviations (``Spread.deviation``), and twice the reference's own error, since a kernel that is no
-    worse than the reference passes.
-    """
+    """The allowed distance of two right kernels by element, float64; ``None`` for integers. It is twice six deviations
+    (``Spread.deviation``), and twice the reference's own error, which a passing kernel may have too."""
     from pytest_fusion.oracle.rounding import GRIDS
     from pytest_fusion.oracle.tolerance.spread import spread_of
 
@@ -82,10 +73,7 @@ def apart(lanes: OutputLanes) -> Tensor | None:
 
 
 def positions(count: int) -> list[int]:
-    """Where an output of ``count`` elements is sampled: its first and last element and evenly between, in order.
-
-    Each is moved by a hash within its share, so that no column of a matrix is left out for its width's sake.
-    """
+    """Sample positions: first, last, and evenly between, moved by a hash so that no column of a matrix is missed."""
     if count <= SAMPLES:
         return list(range(count))
     share = count / SAMPLES
@@ -110,7 +98,7 @@ class GoldenChange:
 
 
 def compare_golden(before: Sequence[GoldenOutput], now: Sequence[GoldenOutput]) -> list[GoldenChange]:
-    """Every output of either side, in the order of the baseline."""
+    """All outputs of both sides, in the order of the baseline."""
     old, new = ({output.name: output for output in outputs} for outputs in (before, now))
     found = []
     verdict: GoldenStatus
@@ -136,7 +124,7 @@ def _compare(before: GoldenOutput, now: GoldenOutput) -> tuple[GoldenStatus, str
         return "unknown", "its bits differ, and the baseline does not say by how much they may"
     if before.nonfinite != now.nonfinite:
         return "changed", f"it had {before.nonfinite} NaN or infinite elements and has {now.nonfinite}"
-    # What either side allows: a new kernel that rounds more is judged by its own rounding too.
+    # A new kernel that rounds more is judged by its own rounding too.
     either = [max(pair) for pair in zip(before.allowed, now.allowed or before.allowed, strict=True)]
     worst, at = max(
         (_excess(was, is_, may), i)

@@ -1,8 +1,5 @@
-"""Within a process that ncu watches: the measured calls once more, each behind a kernel that is known.
-
-ncu numbers kernels and knows of no calls. So one kernel of torch's that nobody else launches stands before each call,
-and a file says in which order the calls came and what became of them.
-"""
+"""In a process under ncu: the measured calls once more, each after a marker. ncu numbers kernels and knows no calls:
+the marker is a kernel of torch that nothing else launches, and a file has the order of calls and their results."""
 
 from __future__ import annotations
 
@@ -23,11 +20,11 @@ from pytest_fusion.run.pristine import synchronize
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import brief, first_line
 
-# Names the file that lists what is to be called.
+# Names the file with the cases to call.
 VARIABLE = "PYTEST_FUSION_PROFILED"
 MARK = SENTINEL
 BEGUN, DONE, RAISED = "begun", "done", "raised"
-# The first compiles and tunes; a second one finds out what the first has changed.
+# The first call compiles and tunes; the second shows what the first has changed.
 _WARM_UPS = 2
 _CYCLES = 1000
 
@@ -40,7 +37,7 @@ def write_request(file: Path, cases: Sequence[str]) -> None:
 
 
 def steps(file: Path) -> list[Step]:
-    """What the process noted, in order: what happened, to which case, and words about it."""
+    """The notes of the process in order: what happened, the case, and a text."""
     noted = file.with_suffix(".steps")
     lines = noted.read_text(encoding="utf-8").splitlines() if noted.exists() else []
     return [(str(what), str(case), str(words)) for what, case, words in map(json.loads, lines)]
@@ -63,7 +60,7 @@ def all_entries(spec: FusionSpec, file: Path, device: torch.device, extra: Mappi
 
 
 def one_call(file: Path, case: str, call: Callable[[], Any], device: torch.device) -> None:
-    """Runs ``call`` if the file requests ``case``: once to warm up, then where ncu counts."""
+    """Runs ``call`` if the file requests ``case``: first to warm up, then where ncu counts."""
     if case not in json.loads(file.read_text(encoding="utf-8")):
         return
     try:
@@ -81,7 +78,7 @@ def one_call(file: Path, case: str, call: Callable[[], Any], device: torch.devic
 
 @contextlib.contextmanager
 def _counted(device: torch.device) -> Iterator[None]:
-    """ncu counts in the body, behind the mark; no other worker times meanwhile."""
+    """Lets ncu count the body, after the mark; no other worker times meanwhile."""
     if device.type != "cuda":
         yield
         return

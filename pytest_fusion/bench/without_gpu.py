@@ -1,7 +1,7 @@
-"""What can be known of a case without a GPU: launches, bytes, operations.
+"""Facts of a case without a GPU: launches, bytes, operations. Interpreted kernels have no useful latency.
 
-The kernel's launches are bound to their arguments and left out, so that full sizes cost their memory only; the
-reference runs on tensors without data where it bears that. Interpreted kernels have no latency worth a number.
+The kernel's launches are bound to their arguments and left out, so that full sizes cost only memory; the reference runs
+on tensors without data if it can.
 """
 
 from __future__ import annotations
@@ -27,11 +27,8 @@ from pytest_fusion.spec.wording import brief, first_line
 
 
 def full_mask(spec: FusionSpec, sizes: Mapping[str, Any], result: Any) -> dict[str, torch.Tensor]:
-    """By the name of the reference's parameter, a bool on the result's device; empty for a spec without masks.
-
-    Of the shape in ``rng(dims=...)``, else of the largest floating output, as most masks are. What is kept makes no
-    difference to launches and bytes.
-    """
+    """A bool mask by the name of the reference's parameter; empty for a spec without masks. Its values change no
+    counts. Its shape is ``rng(dims=...)``, else that of the largest floating output, as of most masks."""
     rng = spec.random
     outputs = [t for t in tensors_of(result) if t.is_floating_point()]
     if rng is None or rng.mask is None or not outputs:
@@ -45,7 +42,7 @@ CPU = torch.device("cpu")
 
 
 def measure(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Figures:
-    """Raises ``NotMeasuredError`` where the inputs cannot be made or the fused call raises."""
+    """The figures of an entry. Raises ``NotMeasuredError`` if its inputs cannot be made or the fused call raises."""
     try:
         logical = make_inputs(spec, entry.case, CPU, zeros=True)
     except (ImpossibleCase, InputFailed, RuntimeError, MemoryError, OSError) as error:
@@ -74,7 +71,7 @@ def measure(spec: FusionSpec, entry: Entry, extra: Mapping[str, Any]) -> Figures
 def of_reference(
     spec: FusionSpec, logical: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> tuple[Counts | Uncounted, Traffic | None]:
-    """What it launches, and its traffic where it needs no values."""
+    """The reference's launches, and its traffic if it needs no values."""
     call, empty = _without_data(spec, logical, extra)
     try:
         with torch.no_grad():
@@ -84,7 +81,7 @@ def of_reference(
 
 
 def traffic_of_reference(spec: FusionSpec, logical: Mapping[str, Any], extra: Mapping[str, Any]) -> Traffic | None:
-    """``None`` where it needs values."""
+    """The reference's traffic; ``None`` if it needs values."""
     call, _ = _without_data(spec, logical, extra)
     try:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""`Case`: one input in full, as plain data; tensors are made from it, so it replays bit for bit anywhere."""
+"""`Case`: one input in full, as plain data; tensors are made from it, so it replays bit for bit on any device."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ class TensorCase:
 class Config:
     """The config of an autotuned kernel, by its ``number`` in the kernel's list.
 
-    ``launch``: ``chosen`` is a config that the kernel's pruning leaves, another one that it leaves in place of one that
-    it drops; ``stale`` is one that it drops here, and that a call with the same key has chosen; with ``tuning`` the
-    first launch for a key runs several configs, as a benchmark does.
+    ``launch``: ``chosen`` is a config that the kernel's pruning leaves, or another in place of one that it drops;
+    ``stale`` is one that it drops, but that an earlier call with the same key chose; with ``tuning`` the first launch
+    for a key runs several configs, as a benchmark does.
     """
 
     number: int = 0
@@ -66,8 +66,8 @@ class Config:
 class Case:
     """Sizes, dtypes, layouts, value regimes and a seed: everything that decides the inputs of one call.
 
-    ``multiprocessors`` is the number that the modelled device reports to launchers; ``None`` stands for its own.
-    ``configs`` are those of autotuned kernels, by the kernel's name; a kernel that is not there takes its first.
+    ``multiprocessors`` is what the modelled device reports, ``None`` for its own number. ``configs`` are those of
+    autotuned kernels by name; others take their first.
     """
 
     sizes: Mapping[str, Size]

@@ -1,7 +1,7 @@
 """Tensors and other leaves inside tuples, lists, dicts and dataclasses, in a fixed order.
 
-``torch.utils._pytree`` does not look into dataclasses that nobody registered, and takes 5 % of a whole test where it is
-called for each operation of a reference.
+``torch.utils._pytree`` skips dataclasses that are not registered. For each operation of a reference, it would take 5 %
+of a whole test.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-# Types of which most arguments are that hold no tensor.
+# Types of most arguments without a tensor.
 _PLAIN = frozenset({NoneType, bool, int, float, str, torch.dtype, torch.device})
 
 
@@ -59,10 +59,10 @@ def tensors_of(value: Any) -> list[torch.Tensor]:
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """The same nesting with each tensor replaced.
+    """The same containers, copied, with each tensor replaced; everything else is passed on as it is.
 
-    Containers are new objects, so that what the kernel does to a list is not seen by the reference. Anything else, a
-    container of no tensors that cannot be rebuilt from its items included, is passed on as it is.
+    Copies hide what the kernel does to a list from the reference. A container without tensors that cannot be rebuilt
+    from its items is not copied.
     """
     if isinstance(value, torch.Tensor):
         return function(value)
@@ -85,13 +85,12 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def rebuilt(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The same tensors in containers of the callee's own: one that it puts into a list in place of another is no write
-    to the caller's memory."""
+    """Copies of the containers with the same tensors: replacing one in a list is no write to the caller's memory."""
     return {name: map_tensors(value, lambda t: t) for name, value in arguments.items()}
 
 
 def map_named(name: str, value: Any, function: Callable[[str, torch.Tensor], Any]) -> Any:
-    """``map_tensors`` for the input ``name``, with the names of memory: ``x``, or ``x[0]``, ``x[1]``... in a list."""
+    """``map_tensors`` for the input ``name``, with the names of memory: ``x``, or ``x[0]``, ``x[1]``, ... in a list."""
     if isinstance(value, torch.Tensor):
         return function(name, value)
     count = itertools.count()
@@ -106,7 +105,7 @@ def tensors_by_name(name: str, value: Any) -> dict[str, torch.Tensor]:
 
 
 def nesting(value: Any) -> str:
-    """The containers and their sizes, without the leaves: equal texts are equal structures."""
+    """The containers and their sizes without the leaves, as a text; equal for equal structures."""
     if isinstance(value, tuple | list):
         return "(" + ", ".join(nesting(item) for item in value) + ")"
     if isinstance(value, Mapping):
@@ -119,7 +118,7 @@ def nesting(value: Any) -> str:
 
 
 def hidden(value: Any) -> str | None:
-    """The attribute in which an object that is none of these containers holds a tensor."""
+    """The attribute in which an object other than these containers holds a tensor, or ``None``."""
     if value is None or isinstance(value, torch.Tensor | type | ModuleType | str | int | float):
         return None
     slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
@@ -128,7 +127,7 @@ def hidden(value: Any) -> str | None:
 
 
 def has_no_equality(value: object) -> bool:
-    """Whether only the type of a plain value can be compared; of ``None`` the type is all there is."""
+    """Whether a plain value has no equality of its own, so that only its type can be compared."""
     return value is not None and type(value).__eq__ is object.__eq__
 
 

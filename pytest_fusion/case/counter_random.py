@@ -1,7 +1,7 @@
 """Counter-based random numbers: element ``i`` of stream ``seed`` is the same on every device and in every batch.
 
-Only integer arithmetic, additions and multiplications in float64 are used, each as an operation of its own, so no
-device may contract or approximate anything: the bits agree between CPU and GPU.
+Only integer arithmetic and separate float64 additions and multiplications are used: no device can contract or
+approximate them, so CPU and GPU give the same bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def mix(*parts: int | str) -> int:
 
 
 def element(seed: int, number: int) -> int:
-    """One 64-bit number of stream ``seed``, 0 to 2^64-1: that of ``bits`` at ``number - 1``, without a tensor."""
+    """Element ``number - 1`` of ``bits``, as 0 to 2^64-1, without a tensor."""
     return _finalised(seed + number * GOLDEN & MASK)
 
 
@@ -51,7 +51,7 @@ def bits(count: int, seed: int, device: torch.device | str) -> torch.Tensor:
 
 
 def wrapped(number: int) -> int:
-    """The signed 64-bit number that is the same modulo 2^64."""
+    """The signed 64-bit number that equals ``number`` modulo 2^64."""
     return (number + (1 << 63) & MASK) - (1 << 63)
 
 
@@ -61,10 +61,8 @@ def uniform(shape: tuple[int, ...], seed: int, device: torch.device | str) -> to
 
 
 def normal(shape: tuple[int, ...], seed: int, device: torch.device | str) -> torch.Tensor:
-    """float64, mean 0, variance 1, at most 4.9 in magnitude: the sum of eight 16-bit uniforms (Irwin-Hall).
-
-    A sum needs no logarithm or cosine, whose last bit differs between devices.
-    """
+    """float64, mean 0, variance 1, at most 4.9 in magnitude: the sum of eight 16-bit uniforms (Irwin-Hall)."""
+    # Logarithm and cosine would differ between devices in the last bit.
     total = torch.zeros(math.prod(shape), dtype=torch.int64, device=device)
     for half in (0, 1):
         word = bits(total.numel(), mix(seed, half), device)
@@ -75,22 +73,22 @@ def normal(shape: tuple[int, ...], seed: int, device: torch.device | str) -> tor
 
 
 def to_dtype(v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``v``, float64, in a floating dtype, whose range finite elements do not leave."""
+    """``v``, float64, in a floating dtype; finite elements are clamped to its range."""
     limit = float(torch.finfo(dtype).max)
     v = torch.where(torch.isfinite(v), v.clamp(-limit, limit), v)
     return v.to(torch.float32).to(dtype) if dtype.itemsize == 1 else v.to(dtype)
 
 
 def integers(shape: tuple[int, ...], low: int, high: int, seed: int, device: torch.device | str) -> torch.Tensor:
-    """int64 from ``low`` to ``high``, both included; of a range that ends beyond 2^63 the same 64 bits, unsigned."""
+    """int64 from ``low`` to ``high``, both included; a range beyond 2^63 is the same 64 bits, unsigned."""
     span, word = high - low + 1, bits(math.prod(shape), seed, device)
     if span <= 1 << 62:
         return _shift(word, 2).remainder(span).add(wrapped(low)).reshape(shape)
-    # Too many for a remainder of 62 bits. As many bits as the range has; what lies beyond it is moved into it.
+    # Too many for a remainder of 62 bits: draw as many bits as the range has, and move what exceeds it into it.
     if span <= 1 << 63:
         word = _shift(word, 1)
     if span < 1 << 64:
-        # As unsigned numbers, which those are that are 2^63 less.
+        # Subtracting 2^63 compares as unsigned.
         least = torch.iinfo(torch.int64).min
         word = torch.where(word + least >= span + least, word - wrapped(span), word)
     return word.add(wrapped(low)).reshape(shape)

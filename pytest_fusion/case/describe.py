@@ -1,4 +1,4 @@
-"""A case in words and in the JSON of reports: the case's own data plus the shapes and strides that follow from them."""
+"""A case in words and as JSON for reports, with the shapes and strides that follow from it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from pytest_fusion.case.value_json import written
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import ConstantSpec
 
-# Of a longer tensor so many elements from its beginning and its end.
+# The most elements shown, and of a longer tensor how many from each end.
 _SHOWN, _FIRST, _LAST = 12, 6, 3
-# Floats take more room.
+# Floats are longer.
 _SHOWN_FLOATS = 8
 
 
@@ -33,10 +33,7 @@ def describe(spec: FusionSpec, case: Case) -> dict[str, Any]:
 
 
 def unseen_values(spec: FusionSpec, case: Case, device: torch.device) -> dict[str, dict[str, str]]:
-    """In words, values that a case's sizes and seed do not show: of ``derived`` inputs, small tensors and constants.
-
-    Lengths, slots and labels are derived.
-    """
+    """Values that sizes and seed do not show: derived inputs (lengths, labels), small tensors, constants."""
 
     def most(name: str) -> int:
         own = regimes_of(spec.tensors[name], covered=False) and case.tensors[name].dtype.startswith(("float", "bfloat"))

@@ -9,14 +9,14 @@ from pytest_fusion.case import strided
 from pytest_fusion.case.case_model import Layout
 from pytest_fusion.spec.inputs import LAYOUTS
 
-# Gaps that are neither zero nor a multiple of any vector width, so that ignoring a stride reads another element.
+# Gaps that are no multiple of any vector width, so that ignoring a stride reads another element.
 ROW_PAD = 3
 SLICE_BEFORE = 1
 SLICE_AFTER = 2
 ODD_STRIDE = 7
-# Element offsets from here on do not fit a signed 32-bit integer.
+# The first element offset that does not fit a signed 32-bit integer.
 FAR = 1 << 31
-# Rows of real tensors begin at multiples of 16, on which Triton specialises; a kernel may refuse others.
+# Rows of real tensors begin at multiples of 16, on which Triton specialises; kernels may reject others.
 _PITCH = 16
 
 
@@ -32,7 +32,7 @@ class Geometry:
 
 
 def variants(kind: str, ndim: int) -> int:
-    """How many different ways there are to have this layout in ``ndim`` dimensions; 0: none."""
+    """The number of variants of this layout in ``ndim`` dimensions."""
     match kind:
         case "contiguous":
             return 2 if ndim else 1
@@ -54,10 +54,8 @@ def variants(kind: str, ndim: int) -> int:
 
 
 def choices(allowed: tuple[str, ...], ndim: int) -> list[tuple[str, int]]:
-    """The (kind, variant) pairs that may be drawn for ``ndim`` dimensions, plainest first; never empty.
-
-    However the spec lists them: a shrinker that took "transposed" for plainer than "contiguous" would not come to rest.
-    """
+    """The (kind, variant) pairs that may be drawn for ``ndim`` dimensions, plainest first; never empty."""
+    # The order is never the spec's: a shrinker with "transposed" plainer than "contiguous" would not terminate.
     kinds = sorted(allowed, key=LAYOUTS.index)
     pairs = [(kind, v) for kind in kinds if kind != "offset" for v in range(variants(kind, ndim))]
     return pairs or [("contiguous", 0)]
@@ -74,7 +72,7 @@ def _dense(shape: tuple[int, ...], order: tuple[int, ...] | None = None) -> list
 
 
 def far_axis(shape: tuple[int, ...], variant: int) -> int | None:
-    """The axis along which the layout ``large`` goes far; ``None`` where it has fewer than two elements there.
+    """The far axis of layout ``large``; ``None`` where it has fewer than two elements.
 
     Variant 0: the first axis of more than one element; 1: the last axis; 2: the last but one.
     """
@@ -84,14 +82,14 @@ def far_axis(shape: tuple[int, ...], variant: int) -> int | None:
 
 
 def _far_stride(shape: tuple[int, ...], axis: int) -> int:
-    """The stride that takes the last slice of an axis past ``FAR``, itself short of it, as 32-bit arguments are."""
+    """A stride below ``FAR``, as 32-bit arguments are, that puts the last slice of an axis past ``FAR``."""
     stride = FAR // (shape[axis] - 1) // _PITCH * _PITCH + _PITCH
     within = math.prod(shape) // shape[axis]
     return max(min(stride, FAR - _PITCH), -(-within // _PITCH) * _PITCH)
 
 
 def goes_far(shape: tuple[int, ...], layout: Layout) -> bool:
-    """Whether some element is ``FAR`` or more elements behind the first."""
+    """Whether some element is ``FAR`` or more elements after the first."""
     if layout.kind != "large":
         return False
     plan = geometry(shape, layout)
@@ -99,12 +97,10 @@ def goes_far(shape: tuple[int, ...], layout: Layout) -> bool:
 
 
 def of_fewer(shape: tuple[int, ...], layout: Layout, axis: int, size: int) -> Layout:
-    """The layout of ``size`` slices along ``axis`` of a tensor that has ``shape`` and ``layout``.
-
-    What is out of order keeps its strides, as a view has them: one row of a transposed tensor would lie densely on its
-    own, and a compiler that knows of a stride of 1 adds up in another order. Else only a size that becomes 1 counts:
-    its stride is not odd where it was none before. More slices than there are lie as ``layout`` says.
-    """
+    """The layout of a tensor cut to ``size`` slices along ``axis``."""
+    # Permuted layouts keep their strides, as views do: one row of a transposed tensor would be dense by itself, and a
+    # compiler that knows a stride of 1 adds in another order. Otherwise only a size that becomes 1 matters: its stride
+    # must not become odd.
     if size >= shape[axis]:
         return layout
     if layout.kind in ("transposed", "unflattenable"):
@@ -120,20 +116,19 @@ def of_fewer(shape: tuple[int, ...], layout: Layout, axis: int, size: int) -> La
 def geometry(shape: tuple[int, ...], layout: Layout) -> Geometry:
     """The places of the elements.
 
-    Kinds: ``contiguous`` (variant 1 gives size-1 axes an odd stride), ``padded`` (rows inside a wider buffer; variant 1
-    an interior slice of a tensor larger in every axis), ``transposed`` (variant 1 the whole order reversed),
-    ``step`` (last axis strided by 2), ``unflattenable`` (leading axes permuted; variant 1 a gap between matrices),
-    ``expanded`` (stride 0 on the first axis; variant 1 on the last), ``large`` (one axis so strided that offsets pass
-    ``FAR``, see :func:`far_axis`; the others dense), ``pitched`` (rows that begin at multiples of ``variant`` elements,
-    with a gap behind each; of all tensors at once, where they may be padded) and, of recorded tensors, the strides
-    themselves (``strided``). A layout that the shape does not admit is contiguous.
+    Kinds: ``contiguous`` (variant 1: odd strides on size-1 axes), ``padded`` (rows inside a wider buffer; variant 1: an
+    interior slice of a tensor larger in every axis), ``transposed`` (variant 1: all axes reversed), ``step`` (last axis
+    strided by 2), ``unflattenable`` (leading axes permuted; variant 1: a gap between matrices), ``expanded`` (stride 0
+    on the first axis; variant 1: on the last), ``large`` (one axis strided past ``FAR``, see :func:`far_axis`; the
+    others dense), ``pitched`` (rows that begin at multiples of ``variant`` elements, with gaps between), and the
+    strides themselves of recorded tensors (``strided``). A layout that the shape does not admit is contiguous.
     """
     ndim = len(shape)
     offset = layout.offset
     expanded: tuple[int, ...] = ()
     kind = layout.kind if layout.variant < variants(layout.kind, ndim) else "contiguous"
     axes = tuple(range(ndim))
-    trailing = 0  # elements of the wider buffer behind the last one that is the tensor's own
+    trailing = 0  # elements of the wider buffer after the tensor's last one
     match kind, layout.variant:
         case "padded", 0 if ndim == 1:
             strides = _dense(shape)

@@ -19,7 +19,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import ConstantSpec, DerivedSpec, TensorSpec, unwrap
 from pytest_fusion.spec.values import ValueProfile
 
-# Sums of a few numbers of up to 100 times this leave 32 bits; they, and products of two, are exact in float32 too.
+# Sums of a few numbers up to 100 times this exceed 32 bits; the numbers and products of two are exact in float32.
 _PAST_32_BITS = 1 << 24
 
 
@@ -38,7 +38,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 def shape_of(spec: TensorSpec, sizes: Mapping[str, Size]) -> tuple[int, ...]:
-    """Raises ``ImpossibleCase`` for a negative size."""
+    """The shape of a tensor at these sizes. Raises ``ImpossibleCase`` for a negative one."""
     try:
         shape = spec.shape.evaluate(sizes)
     except ZeroDivisionError:
@@ -58,7 +58,7 @@ def _bound(value: Any, sizes: Mapping[str, Size]) -> Any:
 
 
 def chosen(profile: ValueProfile, regime: str) -> tuple[ValueProfile, str]:
-    """The profile that a case of this regime draws from, of several, and the regime that it has there."""
+    """The profile among several that this regime draws from, and its regime there."""
     while profile.choices:
         name, _, regime = regime.partition("/")
         known = {profile.called(position): choice for position, choice in enumerate(profile.choices)}
@@ -113,7 +113,7 @@ def _from_profile(
 
 
 def _narrow(v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """To the target dtype without wrapping out of its range."""
+    """``v`` in ``dtype``, clamped to its range so that nothing wraps."""
     if dtype.is_floating_point:
         return counter_random.to_dtype(v.to(torch.float64), dtype)
     if dtype is torch.bool or dtype.is_complex or v.dtype is torch.bool:
@@ -137,7 +137,7 @@ def _default(regime: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int,
         return patterns.flags(shape, seed, device)
     info = torch.iinfo(dtype)
     low, high = 0 if info.min == 0 else -100, 100
-    # Bytes are data, often packed, whose upper bits count. Wider numbers may be indices or counts, which stay small.
+    # Bytes are data, often packed, whose upper bits matter. Wider numbers may be indices or counts and stay small.
     if info.bits == 8 and counter_random.mix(seed, "all bits") % 2:
         v = counter_random.integers(shape, info.min, info.max, seed, device)
         return patterns.ended(v, info.min, info.max, seed).to(dtype)
@@ -156,11 +156,9 @@ def _recorded(
     device: torch.device,
     sizes: Mapping[str, Size],
 ) -> torch.Tensor | None:
-    """The elements of a recorded regime; ``None`` for another one, and where the spec's own values must do.
-
-    A summary says nothing of what a permutation or a user's function keep to, nor does a part of a recorded tensor:
-    those are replayed as they stand or not at all. Others stay within the bounds that the spec has at these sizes.
-    """
+    """The elements of a recorded regime; ``None`` for any other, and where the spec's own values must do."""
+    # A summary, or a part of a tensor, cannot satisfy a permutation or a user's function: those are replayed in full or
+    # not at all. Other profiles bound the values.
     own = recorded_values.parse(regime)
     if own is None:
         return None
@@ -174,12 +172,12 @@ def _recorded(
     return found
 
 
-# Profiles that a recorded tensor's summary may stand for; others keep to more than its range.
+# Profiles that a summary may stand for; others have conditions beyond a range.
 RECORDED_AS = ("default", "finite", "integers", "indices", "uniform")
 
 
 def bounds_of(profile: ValueProfile | None, sizes: Mapping[str, Size]) -> tuple[float, float] | None:
-    """The least and the largest value that a profile allows beside these sizes; ``None`` where it has no bounds."""
+    """The least and the largest value that a profile allows at these sizes; ``None`` where it has no bounds."""
     if profile is None or profile.kind not in ("integers", "indices", "uniform"):
         return None
     params = {key: _bound(value, sizes) for key, value in profile.params}
@@ -189,15 +187,15 @@ def bounds_of(profile: ValueProfile | None, sizes: Mapping[str, Size]) -> tuple[
 
 
 def generator(case: Case, owner: str, device: torch.device) -> torch.Generator:
-    """The torch generator handed to a user's own values function."""
+    """The torch generator for a user's own values function."""
     return torch.Generator(device=device).manual_seed(counter_random.mix(case.seed, owner) >> 1)
 
 
 def make_tensor(name: str, spec: TensorSpec, case: Case, device: torch.device) -> torch.Tensor:
     """The elements of one tensor input: contiguous, its shape and dtype from the case.
 
-    An expanded layout repeats one slice along its axis, so the values do too. Raises ``ImpossibleCase`` where the sizes
-    admit no such values, ``InputFailed`` where a user's function raises, ``SpecError`` where it returns something else.
+    Along expanded axes one slice repeats. Raises ``ImpossibleCase`` where the sizes admit no values, ``InputFailed``
+    where a user's function raises, ``SpecError`` where it returns something else.
     """
     entry = case.tensors[name]
     dtype = torch_dtype(entry.dtype)
@@ -221,14 +219,14 @@ def make_tensor(name: str, spec: TensorSpec, case: Case, device: torch.device) -
 
 
 def function_of(spec: TensorSpec, regime: str) -> Callable[..., Any] | None:
-    """The user's own function that makes a tensor's values where a case has this regime; ``None`` where none does."""
+    """The user's function that makes a tensor's values in this regime; ``None`` where none does."""
     if isinstance(spec.values, ValueProfile):
         return chosen(spec.values, regime)[0].function
     return spec.values
 
 
 def _call(what: str, function: Callable[[], Any]) -> Any:
-    """Calls a user's function; raises ``InputFailed``, except for errors of this package."""
+    """Call a user's function; raises ``InputFailed``, except for errors of this package."""
     try:
         return function()
     except (ImpossibleCase, SpecError):
@@ -238,10 +236,9 @@ def _call(what: str, function: Callable[[], Any]) -> Any:
 
 
 def make_inputs(spec: FusionSpec, case: Case, device: torch.device, *, zeros: bool = False) -> dict[str, Any]:
-    """All inputs by name: contiguous tensors, drawn values, constants, ``None`` for absent ones.
+    """All inputs by name: contiguous tensors, drawn values, constants, ``None`` for absent ones; derived inputs last.
 
-    Derived inputs are computed last, in an order in which each finds what it needs. Raises as :func:`make_tensor`.
-    ``zeros`` leaves floating tensors zero, which costs nothing at any size, for who wants no more than their shapes.
+    ``zeros`` leaves floating tensors zero, at no cost, where only shapes matter. Raises as :func:`make_tensor`.
     """
     inputs: dict[str, Any] = {}
     pending: dict[str, DerivedSpec] = {}
@@ -272,7 +269,7 @@ def make_inputs(spec: FusionSpec, case: Case, device: torch.device, *, zeros: bo
 
 
 def copies_of_zeros(spec: FusionSpec, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies of what :func:`make_inputs` made with ``zeros`` in host memory: zeros anew, which costs nothing."""
+    """Copies of what :func:`make_inputs` made with ``zeros`` in host memory; zeros are made anew, at no cost."""
     return {name: map_tensors(value, partial(_copy, zeros=name in spec.tensors)) for name, value in inputs.items()}
 
 
@@ -283,7 +280,7 @@ def _copy(t: torch.Tensor, *, zeros: bool) -> torch.Tensor:
 def _derive(
     name: str, inner: DerivedSpec, inputs: Mapping[str, Any], blanks: Collection[str], case: Case, device: torch.device
 ) -> Any:
-    """The result of a function on its own copies; those of ``blanks``, which are zeros, are made anew."""
+    """A derived input: its function's result on copies of its arguments; zeros (``blanks``) are made anew."""
     given = {
         need: map_tensors(value, partial(_copy, zeros=need in blanks and device.type == "cpu"))
         for need, value in needs_of(name, inner, {**case.sizes, **inputs}, case, device).items()
@@ -295,7 +292,7 @@ def _derive(
 def needs_of(
     name: str, inner: DerivedSpec, known: Mapping[str, Any], case: Case, device: torch.device
 ) -> dict[str, Any]:
-    """The arguments of the derived input ``name``'s function, from inputs and sizes that are ``known``."""
+    """The arguments of a derived input's function, from ``known`` inputs and sizes."""
     given = {need: known[need] for need in inner.needs if need in known}
     if "generator" in inner.needs:
         given["generator"] = generator(case, name, device)

@@ -1,4 +1,4 @@
-"""Whether a stored case is one of a spec: specs change while replay files and databases stay."""
+"""Whether a stored case fits a spec, which may have changed since."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_fusion.spec.wording import did_you_mean
 
 
 def misfit(spec: FusionSpec, case: Case) -> str | None:
-    """The first thing in ``case`` that ``spec`` lacks or does not allow, as a clause; ``None`` for a case of it."""
+    """The first thing in ``case`` that ``spec`` lacks or does not allow, as a clause; ``None`` where it fits."""
     inner = {name: unwrap(declared) for name, declared in spec.inputs.items()}
     optional = {name for name, declared in spec.inputs.items() if isinstance(declared, OptionalSpec)}
     return (
@@ -70,7 +70,7 @@ def _tensor(spec: FusionSpec, case: Case, name: str, declared: TensorSpec) -> st
                 f"{name!r} has the layout {kind!r}, which none of the spec's layouts ({', '.join(declared.layouts)}) is"
             )
     elif kind not in ("contiguous", large_offsets.KIND, *declared.layouts) and not (
-        kind == "pitched" and "padded" in declared.layouts  # rows inside a wider buffer, of a width that is chosen
+        kind == "pitched" and "padded" in declared.layouts  # rows inside a wider buffer of a chosen width
     ):
         why = "the spec does not draw" if kind in (*LAYOUTS, "pitched") else "does not exist"
         return f"{name!r} has the layout {kind!r}, which {why}"
@@ -95,7 +95,7 @@ def _labels(declared: TensorSpec) -> set[str]:
 
 
 def _takes(declared: TensorSpec, strides: tuple[int, ...], case: Case) -> bool:
-    """Whether a spec's layouts say that its kernel takes these strides; what the shape does not admit is contiguous."""
+    """Whether the spec's layouts include these strides; a layout that the shape does not admit is contiguous."""
     try:
         shape = shape_of(declared, case.sizes)
     except ImpossibleCase:

@@ -1,7 +1,4 @@
-"""Values that callers pass and independent draws never make: runs, certainties, round numbers.
-
-Each in some tensors, as the seed decides.
-"""
+"""Values that callers pass and independent draws never make: runs, certainties, round numbers, for some seeds."""
 
 from __future__ import annotations
 
@@ -13,14 +10,14 @@ from pytest_fusion.case import counter_random
 
 
 def rows_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """One element for each row of a tensor of at least one dimension."""
+    """The shape with one element for each row of a tensor of at least one dimension."""
     return (*shape[:-1], 1)
 
 
 def runs(shape: tuple[int, ...], seed: int, device: torch.device, most: int) -> torch.Tensor:
-    """One run of at most ``most`` elements in each row, as a mask; in one tensor of three the same in all of them.
+    """A mask with one run of at most ``most`` elements in each row; in one tensor of three all rows have the same.
 
-    Half of the runs are as long as they may be; half begin with the row, half of the others end with it.
+    Half of the runs have the full length. Half begin with the row; half of the others end with it.
     """
     rows = rows_of(shape) if counter_random.mix(seed, "shared") % 3 else (1,) * len(shape)
     share, side, place = (
@@ -34,11 +31,8 @@ def runs(shape: tuple[int, ...], seed: int, device: torch.device, most: int) -> 
 
 
 def booleans(shape: tuple[int, ...], share: float, seed: int, device: torch.device) -> torch.Tensor:
-    """True with probability ``share``; in every other tensor a run of up to half of each row has one value.
-
-    So begins a row that is padded on its left, and nothing of its first tile is kept. A longer run would leave nothing
-    of rows of which, drawn alone, something always is.
-    """
+    """True with probability ``share``; in every other tensor a run of up to half of each row has one value."""
+    # Rows padded on the left begin so, and their first tile is masked out. Longer runs would mask out whole rows.
     found = counter_random.uniform(shape, seed, device) < share
     if not shape or counter_random.mix(seed, "runs") % 2:
         return found
@@ -47,8 +41,8 @@ def booleans(shape: tuple[int, ...], share: float, seed: int, device: torch.devi
 
 
 def flags(shape: tuple[int, ...], seed: int, device: torch.device) -> torch.Tensor:
-    """Half of them are true, in runs at times; in every other tensor some rows have one value throughout, as of a mask
-    that keeps nothing of a sequence: of 128 elements drawn alone that never happens."""
+    """Half are true, some in runs; in every other tensor some rows have one value, as if a sequence is masked."""
+    # Of 128 elements drawn alone, that never happens.
     found = booleans(shape, 0.5, seed, device)
     if not shape or counter_random.mix(seed, "whole rows") % 2:
         return found
@@ -57,10 +51,10 @@ def flags(shape: tuple[int, ...], seed: int, device: torch.device) -> torch.Tens
 
 
 def probabilities(shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: torch.device) -> torch.Tensor:
-    """Rows that add up to one, float64; in every other tensor three rows of four are unlike a softmax of logits alike.
+    """Rows that add up to one, float64; in every other tensor three rows of four are unlike a softmax.
 
-    One has all at one place, as a label has; one has zeros, which have no logarithm; one elements down to 2^-40, just
-    below a clamp at 1e-12, or to 2^-12 in float16, where less is subnormal.
+    One is a label (a single 1); one has zeros, which have no logarithm; one has elements down to 2^-40, just below a
+    clamp at 1e-12, or to 2^-12 in float16, where less is subnormal.
     """
     v = counter_random.uniform(shape, seed, device) + 2.0**-10
     if not shape or not shape[-1]:
@@ -73,7 +67,7 @@ def probabilities(shape: tuple[int, ...], dtype: torch.dtype, seed: int, device:
         some = rest & (counter_random.uniform(shape, counter_random.mix(seed, "some"), device) < 0.5)
         least = torch.finfo(dtype).smallest_normal if dtype.is_floating_point else 0.5
         depth = min(40.0, -math.log2(least) - 2)
-        # Whole exponents: those of any other number differ between devices in their last bit.
+        # Whole exponents: exp2 of other numbers differs between devices in the last bit.
         small = torch.exp2(
             -counter_random.uniform(shape, counter_random.mix(seed, "small"), device).mul(depth + 1).floor()
         )
@@ -84,11 +78,8 @@ def probabilities(shape: tuple[int, ...], dtype: torch.dtype, seed: int, device:
 
 
 def rounded(v: torch.Tensor, low: float, high: float, seed: int) -> torch.Tensor:
-    """``v``, float64, in which, for one seed in four, every other number is the power of two next to it towards zero.
-
-    What is divided by such a scale lies half-way between two codes, and how a kernel rounds that shows nowhere else. A
-    number stays as it is where that power is not in ``[low, high)``.
-    """
+    """``v``, float64; for one seed in four, half are replaced by the next power of two towards zero, if in bounds."""
+    # Quotients by a power-of-two scale are half-way between two codes, the only place that shows how a kernel rounds.
     if counter_random.mix(seed, "round") % 4:
         return v
     shape = tuple(v.shape)
@@ -99,11 +90,9 @@ def rounded(v: torch.Tensor, low: float, high: float, seed: int) -> torch.Tensor
 
 
 def ended(v: torch.Tensor, low: int, high: int, seed: int) -> torch.Tensor:
-    """``v``, int64, with one element at ``high`` for every other seed, and another one at ``low`` where there is one.
-
-    A length that is all of a dim is one of 300 where it is drawn from 0 to 300. For every fourth seed half of all
-    elements are ends: a sum of three bytes wraps where all of them are, which in 2^24 such sums happens once.
-    """
+    """``v``, int64; for every other seed one element is ``high`` and another one, if there is one, ``low``."""
+    # A length equal to its dim is one in 300 if drawn from 0 to 300. For every fourth seed half of all elements are
+    # ends: a sum of three bytes wraps where all are 255, once in 2^24 random sums.
     low, high = counter_random.wrapped(low), counter_random.wrapped(high)
     if counter_random.mix(seed, "ended") % 2 or not v.numel():
         return v

@@ -1,4 +1,4 @@
-"""The choices that make a case: a factor per size, dtype, layout, offset, regime, drawn value, each with its levels."""
+"""The choices that make a case: factors (sizes, dtype, layouts, offsets, regimes, drawn values) with their levels."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import LAYOUTS, OptionalSpec, StrategySpec, TensorSpec, unwrap
 from pytest_fusion.spec.values import ValueProfile
 
-# A batch of no, one and two leading dimensions, one of them empty; the size classes of a dim besides, as its rows.
+# Batches of no, one and two leading dimensions, one of them empty; beside them a dim's size classes, as rows.
 BATCHES: tuple[tuple[int, ...], ...] = ((), (3, 2), (1,), (0,))
 _IN_BATCHES = "zero", "one"
-# Of a class, the most rows of a batch: blocks of more are blocks of columns, and interpreted, rows take time.
+# The most rows of a batch: larger blocks are blocks of columns, and interpreting more rows takes time.
 _MOST_ROWS = 600
 OFFSETS: tuple[int, ...] = (0, 1, 2, 4, 7)
-# The number of dimensions whose layouts are offered to a tensor with a '*batch', which may have any.
+# A '*batch' may have any number of dimensions; its tensor gets layouts of this many.
 BATCHED_NDIM = 3
 # A factor of the configs of an autotuned kernel; its name follows.
 CONFIG = "config "
@@ -48,7 +48,7 @@ class Plan:
 
 
 def allowed_layouts(spec: FusionSpec, name: str, inner: TensorSpec) -> list[tuple[str, int]]:
-    """The (kind, variant) pairs of an input, plainest first; never overlapping where the kernel writes."""
+    """The (kind, variant) pairs of an input, plainest first; without overlaps where the kernel writes."""
     ndim = BATCHED_NDIM if inner.shape.batch_names else len(inner.shape.terms)
     pairs = layouts.choices(inner.layouts, ndim)
     repeatable = name not in spec.given_up and (inner.layouts != LAYOUTS or _may_repeat(inner.values))
@@ -56,14 +56,14 @@ def allowed_layouts(spec: FusionSpec, name: str, inner: TensorSpec) -> list[tupl
 
 
 def _may_repeat(values: Any) -> bool:
-    """Whether a tensor of these values may be one slice repeated: a permutation or a user's offsets may not."""
+    """Whether a tensor of these values may repeat one slice; a permutation or a user's offsets may not."""
     if not isinstance(values, ValueProfile):
         return values is None
     return values.kind not in ("permutation", "probabilities", "function") and all(map(_may_repeat, values.choices))
 
 
 def regimes_of(inner: TensorSpec, *, covered: bool) -> tuple[str, ...]:
-    """The regimes a tensor follows when the case names one; empty when its values are narrowed."""
+    """The regimes that a tensor takes from the case; none where its values are narrowed."""
     profile = ValueProfile("default") if inner.values is None else inner.values
     kind = profile.kind if isinstance(profile, ValueProfile) else "function"
     if not inner.may_float() or kind not in ("default", "finite"):
@@ -73,7 +73,7 @@ def regimes_of(inner: TensorSpec, *, covered: bool) -> tuple[str, ...]:
 
 
 def _size_levels(spec: FusionSpec, name: str, size_classes: Mapping[str, tuple[int, ...]]) -> tuple[str, ...]:
-    """The size classes that give a dim different sizes; few where its bounds admit few."""
+    """The size classes that give a dim different sizes."""
     bound = spec.bound(name)
     levels: dict[tuple[int, ...], str] = {}
     for label, wanted in size_classes.items():
@@ -98,11 +98,7 @@ def make_plan(
     configs: Mapping[str, int] | None = None,
     limits: Limits,
 ) -> Plan:
-    """The factors of a spec.
-
-    ``blocks`` are block sizes and ``configs`` numbers of configs by kernel, learned from launches; ``pools`` are
-    samples of drawn inputs.
-    """
+    """The factors of a spec. ``blocks`` and ``configs`` (counts) come from launches; ``pools`` sample strategies."""
     pools = pools or {}
     size_classes = sizes.classes(blocks)
     factors: dict[str, tuple[Any, ...]] = {}
@@ -138,10 +134,9 @@ def make_plan(
 
 
 def build(plan: Plan, choice: Mapping[str, Any], seed: int) -> Case:
-    """The case that a choice of levels stands for.
+    """The case of a choice of levels, fitted to bounds and limits. Raises ``ImpossibleCase``.
 
-    A factor that the choice leaves out takes its plainest level. A size may be given as a class or as an integer, which
-    of a batch is its rows; it is fitted to its bounds and the case to the limits. Raises ``ImpossibleCase``.
+    A missing factor takes its plainest level. A size is a class or an integer; an integer for a batch is its rows.
     """
     spec = plan.spec
 
@@ -188,10 +183,8 @@ def build(plan: Plan, choice: Mapping[str, Any], seed: int) -> Case:
 
 
 def with_regimes(spec: FusionSpec, case: Case, choice: Mapping[str, Any]) -> Case:
-    """Give the chosen regime to one tensor or, where it is an ordinary one, sometimes to all that can take it.
-
-    Special values go into one tensor at a time: NaN everywhere would hide which input is mishandled.
-    """
+    """Give the chosen regime to one tensor or, if it is an ordinary one, sometimes to all that can take it."""
+    # NaN everywhere would hide which input is mishandled.
     regime = choice.get("values", "unit")
     takers = [
         name
@@ -214,7 +207,7 @@ def with_regimes(spec: FusionSpec, case: Case, choice: Mapping[str, Any]) -> Cas
 
 
 def _alternative(profile: ValueProfile, index: int, seed: int, finite: bool) -> str:
-    """One of several profiles, and one of its regimes where it has some, by the seed; ``finite``: no special one."""
+    """One of several profiles and one of its regimes, if any, chosen by the seed; ``finite``: no special one."""
     chosen, name = profile.choices[index], profile.called(index)
     if chosen.choices:
         inner = counter_random.mix(seed, index) % len(chosen.choices)
@@ -255,10 +248,7 @@ def within_limits(plan: Plan, case: Case) -> Case:
 
 
 def refit(spec: FusionSpec, chosen: Mapping[str, Size]) -> dict[str, Size]:
-    """The sizes after one of them changed: dims that are multiples of it follow. A batch may be given as its rows.
-
-    Raises ``ImpossibleCase``.
-    """
+    """The sizes after one changed: multiples of it follow; a batch may be its rows. Raises ``ImpossibleCase``."""
     fitted: dict[str, Size] = {}
     for name in spec.batch_names:
         batch = chosen[name]

@@ -1,7 +1,7 @@
-"""Values as they were recorded where a kernel is used: a summary to draw from, or a file of tensors.
+"""Values recorded where a kernel is used: a summary to draw from, or a file of tensors.
 
-Both are regimes, as texts: ``like(low=-4,high=4,mean=0,std=1)`` and ``stored(/a/file.safetensors#x)``, ``stored!(...)``
-where special values are among the elements.
+Their regimes are texts: ``like(low=-4,high=4,mean=0,std=1)`` and ``stored(/a/file.safetensors#x)``, or ``stored!(...)``
+for tensors with special values.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pytest_fusion.case import counter_random
 from pytest_fusion.errors import ReplayError
 
 _CALL = re.compile(r"(like|stored!?)\((.*)\)", re.DOTALL)
-# Digits of a hash that name a file: 128 bits.
+# Hexadecimal digits of a hash in a file name: 128 bits.
 _DIGITS = 32
 # mean(|x|) / rms(x) of a normal distribution.
 _NORMAL = math.sqrt(2 / math.pi)
@@ -31,9 +31,9 @@ Bounds = tuple[float, float]
 class Like:
     """A distribution with the summary of a recorded tensor.
 
-    Ordinary elements are normal with ``mean`` and ``std``, cut off at ``low`` and ``high``; the share ``tails`` of them
-    lies at those ends. ``zeros``, ``nan``, ``inf`` and ``ninf`` are shares of all elements, 0 to 1. ``extreme`` is 1
-    where finite elements are near the largest, or most below the smallest, that their dtype holds in full.
+    Ordinary elements are normal with ``mean`` and ``std``, clamped to ``low`` and ``high``; a share ``tails`` is at
+    those ends. ``zeros``, ``nan``, ``inf`` and ``ninf`` are shares of all elements, 0 to 1. ``extreme`` is 1 where
+    finite elements are near the dtype's largest, or mostly below its smallest normal number.
     """
 
     low: float
@@ -69,7 +69,7 @@ class Stored:
 
 
 def parse(regime: str) -> Like | Stored | None:
-    """A regime as an object; ``None`` for one that is not recorded, or is damaged."""
+    """A recorded regime as an object; ``None`` for any other, or a damaged one."""
     found = _CALL.fullmatch(regime)
     if found is None:
         return None
@@ -90,7 +90,7 @@ def special(regime: str) -> bool:
 
 
 def extreme(dtype: torch.dtype, *, low: float, high: float, absolute: float) -> bool:
-    """Whether finite values are of the size that the regimes ``huge`` and ``subnormal`` have."""
+    """Whether finite values have the magnitude of the regimes ``huge`` or ``subnormal``."""
     if not dtype.is_floating_point:
         return False
     info = torch.finfo(dtype)
@@ -102,10 +102,8 @@ def fitted(
     *, low: float, high: float, mean: float, rms: float, absolute: float, zeros: float, nan: float = 0.0,
     inf: float = 0.0, ninf: float = 0.0, extreme: float = 0.0,
 ) -> Like:  # fmt: skip
-    """The distribution with these sums over the finite elements of a tensor: ``absolute`` is the mean magnitude.
-
-    A magnitude that is small beside the root mean square tells of a few far elements: they become ``tails``.
-    """
+    """The distribution with these sums over the finite elements of a tensor; ``absolute`` is the mean magnitude."""
+    # A mean magnitude far below the root mean square comes from few large elements, which become ``tails``.
     share = 1 - min(zeros / max(1 - nan - inf - ninf, 1e-12), 1.0)
     if share <= 0:
         return Like(0.0, 0.0, 0.0, 0.0, 0.0, zeros, nan, inf, ninf, extreme)
@@ -119,7 +117,7 @@ def fitted(
 
 
 def _with_tails(absolute: float, square: float, largest: float) -> tuple[float, float]:
-    """Share p at the magnitude M and deviation s of the rest, so that both moments come out, by halving."""
+    """The share at the largest magnitude, and the deviation of the rest, that give both moments, by bisection."""
 
     def rest(share: float) -> float:
         return max(absolute - share * largest, 0.0) / (_NORMAL * (1 - share))
@@ -144,11 +142,10 @@ def make(
     *,
     whole: bool = False,
 ) -> torch.Tensor | None:
-    """The elements in ``dtype``, within ``bounds`` where a spec has some.
+    """The elements in ``dtype``, within ``bounds``; ``None`` where a stored tensor is too small for ``shape``.
 
-    ``None`` where the recorded tensor is smaller than ``shape``, or, with ``whole``, larger.
-
-    Raises ``ReplayError`` where the file is gone, damaged, or cannot be read without safetensors.
+    ``whole``: also where it is larger. Raises ``ReplayError`` where its file is gone, damaged, or cannot be read
+    without safetensors.
     """
     if isinstance(own, Stored):
         file = _file(own.path)
@@ -161,7 +158,7 @@ def make(
         found = stored[tuple(map(slice, shape))].to(device)
         if bounds is not None and not dtype.is_complex and dtype is not torch.bool:
             wide = found.to(torch.float64 if dtype.is_floating_point else torch.int64)
-            # NaN stays; numbers that the sizes of this case do not admit would be another bug than the kernel's.
+            # NaN stays; numbers outside of the bounds at these sizes would be a bug of the caller.
             found = wide.clamp(*(bounds if dtype.is_floating_point else map(math.trunc, bounds)))
         return found.to(torch.float32).to(dtype) if dtype.itemsize == 1 and dtype.is_floating_point else found.to(dtype)
     if dtype.is_complex:
@@ -209,7 +206,7 @@ def _floats(own: Like, shape: tuple[int, ...], seed: int, device: torch.device) 
 
 
 def _placed(v: torch.Tensor, values: list[float] | list[int], seed: int) -> torch.Tensor:
-    """Each value once, however rare it was, where there are elements enough that most stay as they were drawn."""
+    """``v`` with each of ``values`` once, unless it has too few elements for most to stay as drawn."""
     if v.numel() < 4 * len(values):
         return v
     v = v.contiguous()

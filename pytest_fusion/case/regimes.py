@@ -1,4 +1,4 @@
-"""Value regimes: what the floating tensors of a case hold, from the plainest to the most hostile."""
+"""Value regimes: what the floating tensors of a case hold, from plain to hostile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_fusion.case import counter_random, patterns, recorded_values
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """The material of a regime: a shape, the target dtype, a stream seed and a device."""
+    """What a regime is made from: a shape, the target dtype, a stream seed and a device."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -47,37 +47,33 @@ def _scaled(scale: float) -> Callable[[Field], torch.Tensor]:
 
 
 def _hundred(f: Field) -> torch.Tensor:
-    """Of a hundred; for every other seed half of them powers of two and their neighbours in the dtype.
-
-    log2 of the number below 2^7 is 7 in float32, so that an exponent that is its floor is one too large.
-    """
+    """Hundreds; for every other seed half are powers of two and their neighbours in the dtype."""
+    # log2 of the float32 below 2^7 is 7, so an exponent computed as its floor is one too large.
     v = f.normal() * 100
     if counter_random.mix(f.seed, 18) % 2:
         return v
     which, eps = f.uniform(1), float(f.info.eps)
     above = torch.where(f.uniform(2) < 0.5, 1.0, 2.0)
-    # Half of an epsilon below a power of two, as the step is there.
+    # Below a power of two the step is half an epsilon.
     beside = torch.where(which < 0.2, 1 - eps / 2, torch.where(which < 0.35, 1 + eps, 1.0))
     power = torch.exp2(torch.frexp(v).exponent.to(torch.float64) - 1) * above
     return torch.where((which < 0.5) & (v != 0), torch.copysign(power * beside, v), v)
 
 
 def _offset(f: Field) -> torch.Tensor:
-    # 24 standard deviations: a variance computed as E[x^2]-E[x]^2 or with padded lanes left in loses its digits. For
-    # every other seed below zero: padding that became finite (a soft cap makes -cap of -inf) shows beside such rows.
+    # 24 standard deviations: a variance computed as E[x^2]-E[x]^2, or with padded lanes, loses its digits. Every other
+    # seed is negative, so that padding that became finite (a soft cap turns -inf into -cap) shows.
     return f.normal() + (24.0 if counter_random.mix(f.seed, 15) % 2 else -24.0)
 
 
-# Of nine seeds so many have numbers far below zero alone.
+# This many seeds of nine have only numbers far below zero.
 _FAR_BELOW = 3
 
 
 def _negative(f: Field) -> torch.Tensor:
-    """Of -1 to -5; for one seed in three far below: no exponential has a number above 0 beside it.
-
-    Of those one in three lies below what stands for minus infinity in many a mask, -10000, where that is far from the
-    end of the dtype's range.
-    """
+    """-5 to -1; for one seed in three far below, where every exponential beside a 0 underflows."""
+    # One in three of those is below -10000, which many masks use as minus infinity, unless it is near the dtype's
+    # limit.
     v, turn = f.uniform(), counter_random.mix(f.seed, 20) % 9
     if turn == 0 and float(f.info.max) > 1e6:
         return -(v * 20_000 + 20_000)
@@ -85,7 +81,7 @@ def _negative(f: Field) -> torch.Tensor:
 
 
 def _cancelling(f: Field) -> torch.Tensor:
-    """Pairs v, -v along the last axis, plus a trace that is all that is left of a sum."""
+    """Pairs v, -v along the last axis, plus a small rest that remains of the sum."""
     v = f.normal()
     if not f.shape or f.shape[-1] < 2:
         return v
@@ -102,13 +98,13 @@ def _constant_rows(f: Field) -> torch.Tensor:
 def _zero_rows(f: Field) -> torch.Tensor:
     """Every other row zero, beginning with the first; the rest small, so that an epsilon matters there.
 
-    Of those every other one is at 2^-8, and one in four each has a norm of about 2^-40, just below an epsilon of 1e-12,
-    or lies at a power of two between, which the seed decides, as it does which of them comes first.
+    Half of those are at 2^-8, a quarter has a norm of about 2^-40, just below an epsilon of 1e-12, and a quarter is at
+    a power of two between, by the seed.
     """
     row, width = f.row(), f.shape[-1] if f.shape else 1
     small = f.normal() * 2.0**-8
     if f.dtype.itemsize > 1:
-        # No number of these is far below the others: the cube of such a row's reciprocal norm stays finite in float32.
+        # All are of one magnitude: the cube of the row's reciprocal norm stays finite in float32.
         even = torch.where(f.normal() < 0, -1.0, 1.0) * (f.uniform(1) * 0.5 + 0.5)
         least = math.log2(float(f.info.smallest_normal)) + 2
         lowest = max(-40 - math.ceil(math.log2(max(width, 1)) / 2), least)
@@ -134,9 +130,9 @@ def _wide(f: Field) -> torch.Tensor:
 
 
 def _ties(f: Field) -> torch.Tensor:
-    """Five different values and no more, and zeros of both signs, which are equal and do not look it in their bits.
+    """Five different values, and zeros of both signs, which are equal but differ in their bits.
 
-    For every other seed 13, the whole numbers up to 6: what lies just at the bound of a clamp, or at the end of a bin.
+    For every other seed 13 values, the whole numbers up to 6: bounds of clamps, ends of bins.
     """
     most, step = (6, 1.0) if counter_random.mix(f.seed, 19) % 2 else (2, 0.5)
     v = counter_random.integers(f.shape, -most, most, f.seed, f.device).to(torch.float64) * step
@@ -151,9 +147,9 @@ def _signed_zeros(f: Field) -> torch.Tensor:
 def _huge(f: Field) -> torch.Tensor:
     """Half to nine tenths of the largest value where the exponent is narrow (float16, float8): float32 inside holds it.
 
-    In float32 and bfloat16 about 2^60, whose squares and their sums are still finite: above, kernels that square first
-    or normalise last (Welford, online softmax) overflow where their reference does not, and are no less right for it.
-    For one seed in three all are negative: a maximum that starts at a finite number, or is padded with one, shows then.
+    In float32 and bfloat16 about 2^60, whose squares and their sums are finite: above, correct kernels that square
+    first or normalise last (Welford, online softmax) overflow where their reference does not. For one seed in three all
+    are negative, which shows a maximum that starts at, or is padded with, a finite number.
     """
     limit = float(f.info.max)
     top = limit if limit < 2.0**64 else 2.0**60
@@ -166,11 +162,9 @@ def _subnormal(f: Field) -> torch.Tensor:
 
 
 def _special(*values: float) -> Callable[[Field], torch.Tensor]:
-    """Special values among ordinary ones, in one of two patterns that the seed decides.
-
-    Either in the first, the last and the last-but-one lane of three rows in four; or each once in the whole tensor, so
-    that what a mask should hide is special while all else stays clean.
-    """
+    """Ordinary values with special ones, by the seed in one of two patterns."""
+    # In the first, last and last-but-one lane of three rows in four; or each once in the tensor, so that a value that a
+    # mask should hide is special while the rest is clean.
 
     def make(f: Field) -> torch.Tensor:
         v = f.normal()
@@ -189,18 +183,17 @@ def _special(*values: float) -> Callable[[Field], torch.Tensor]:
     return make
 
 
-# So many elements torch.sort on CUDA sorts without a radix, by which NaN with a sign bit come first: 32 in torch 2.10,
-# but none where it is stable, which the lanes know; what else is built on sorts they do not.
+# Up to this size torch.sort on CUDA uses no radix sort, which puts NaN with a sign bit first: 32 in torch 2.10, 0 if
+# stable. The lanes know sort itself, but not what is built on it.
 _SORTED, _SORTED_FLAT = 32, 128
 
 
 def _signed(v: torch.Tensor, f: Field) -> torch.Tensor:
-    """Half of the NaN with all bits set, as NVIDIA's arithmetic makes them: what rounds them as integers leaves NaN.
+    """Half of the NaN with all bits set, as NVIDIA's arithmetic makes them: rounding those as integers leaves NaN.
 
-    And half of those of a small tensor with their sign bit set: a key made of bits sorts those below all numbers.
-
-    By their bits, since a conversion to bfloat16 sets all of them where it is vectorised. No NaN of a longer tensor has
-    one, as torch.sort is wrong about them on CUDA (pytorch#190781); of float8 all stay: some have one NaN.
+    In a small tensor half have their sign bit set: a key made of bits sorts those below all numbers. In longer ones
+    none have, because torch.sort is wrong about them on CUDA (pytorch#190781). Bits are set directly, as vectorised
+    conversion to bfloat16 sets all. float8 is unchanged: some formats have one NaN.
     """
     word = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(v.itemsize)
     if word is None:
@@ -214,10 +207,8 @@ def _signed(v: torch.Tensor, f: Field) -> torch.Tensor:
 
 
 def _infinite(f: Field) -> torch.Tensor:
-    """Both infinities in places of their own; for one seed in three -inf in runs, as a mask leaves it in logits.
-
-    Something finite remains of each row, and one row in four is clean. A maximum over the first tile may be -inf then.
-    """
+    """Both infinities in single places; for one seed in three runs of -inf, as a mask leaves in logits."""
+    # The maximum of a first tile may then be -inf. Each row keeps something finite, and one row in four is clean.
     if not f.shape or f.shape[-1] < 2 or counter_random.mix(f.seed, 13) % 3:
         return _special(_INF, -_INF)(f)
     run = patterns.runs(f.shape, f.seed, f.device, f.shape[-1] - 1)
@@ -225,10 +216,8 @@ def _infinite(f: Field) -> torch.Tensor:
 
 
 def _masked(f: Field) -> torch.Tensor:
-    """-inf in the first half of each row and more, as a causal mask or padding on the left leave it in logits.
-
-    Its first tile has no finite maximum, however large a tile is: of a row of one tile that is no question.
-    """
+    """-inf in the first half of each row and one more, as left by a causal mask or left padding in logits."""
+    # The first tile of a row of several tiles then has no finite maximum, whatever its size.
     if not f.shape or f.shape[-1] < 2:
         return f.normal()
     return torch.where(f.column() < (f.shape[-1] + 1) // 2, -_INF, f.normal())
@@ -237,7 +226,7 @@ def _masked(f: Field) -> torch.Tensor:
 _INF = float("inf")
 _NAN = float("nan")
 
-# In the order of simplicity to which shrinking goes; the second field marks special values.
+# The simplest first: shrinking goes to the left; the second field marks special values.
 REGIMES: dict[str, tuple[Callable[[Field], torch.Tensor], bool]] = {
     "unit": (Field.normal, False),
     "small": (_scaled(1e-3), False),
@@ -259,7 +248,7 @@ REGIMES: dict[str, tuple[Callable[[Field], torch.Tensor], bool]] = {
     "masked": (_masked, True),
 }
 
-# Those that the covering phase pairs with every size, layout and dtype; the others are met by random search.
+# Those that the covering phase pairs with every size, layout and dtype; random search uses the others too.
 COVERED: tuple[str, ...] = (
     "unit",
     "small",
@@ -277,7 +266,7 @@ COVERED: tuple[str, ...] = (
 
 
 def drawn(regime: str) -> str:
-    """What numbers are drawn from where ``values.one_of`` has a choice with regimes of its own: of ``0/huge``, that."""
+    """The regime inside a choice of ``values.one_of``: ``huge`` for ``0/huge``."""
     return regime.rpartition("/")[2] if regime[:1].isdigit() else regime
 
 

@@ -1,4 +1,4 @@
-"""Sizes that matter: 0, 1, primes, powers of two and their neighbours, the kernel's own block sizes and theirs."""
+"""Sizes that matter: 0, 1, primes, powers of two, the kernel's own block sizes, and their neighbours."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Mapping
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.spec.dims import Dim, Size, parse_expression
 
-# Several of each class, so that rows of the covering array that share a class differ in size. Small, because the
-# interpreter pays 0.7 ms a program; longer ones come one dim at a time (LONG) and around the kernel's own blocks.
+# Several sizes a class, so that rows of the covering array differ. Small, because the interpreter takes 0.7 ms a
+# program; longer ones come one dim at a time (LONG) and around the kernel's own blocks.
 CLASSES: dict[str, tuple[int, ...]] = {
     "one": (1,),
     "power+1": (3, 5, 9, 17, 33),
-    # 41 times the float32 next to 1/41 is below 1: who divides an index so has the one before.
+    # 41 times the float32 next to 1/41 is below 1, so an index divided that way is one too low.
     "prime": (2, 7, 11, 13, 19, 41),
     "power": (2, 4, 8, 16, 32),
     "power-1": (3, 7, 15, 31),
     "zero": (0,),
 }
-# A kernel whose width exceeds one block, a grid axis of 65535, and an int16 index show only here.
+# Only these show a width above one block, a grid axis of 65535, or an int16 index.
 LONG: tuple[int, ...] = (65, 129, 257, 1025, 4097, 65537)
 
-# Every boundary, ascending: shrinking reports no size above the next one of these.
+# Every boundary, ascending: shrinking reports no size above the next of these.
 LADDER: tuple[int, ...] = tuple(
     sorted({0, 1, 2, 3, *(n for power in range(2, 18) for n in (2**power - 1, 2**power, 2**power + 1))})
 )
@@ -35,32 +35,30 @@ def classes(blocks: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         found["block"] = blocks
         found["block+1"] = tuple(b + 1 for b in blocks)
         found["block-1"] = tuple(b - 1 for b in blocks)
-        # A path for whole blocks may forget which one it is in: the second shows it; the third, an odd number.
+        # A path for whole blocks may confuse blocks: the second size shows it; the third has an odd number of blocks.
         found["blocks"] = tuple(n for b in blocks for n in (2 * b + 1, 2 * b, 3 * b))
     return found
 
 
-# Dims of at least so many, and what their classes are then moved by multiples of: a tail of up to 32 stays as it was.
+# Dims bounded to at least 17 shift their classes by multiples of 32, which leaves tails of up to 32 as they were.
 _LARGE, _MOVED = 17, 32
 
 
 def of_class(wanted: tuple[int, ...], bound: Dim) -> tuple[int, ...]:
-    """The sizes of a class for a dim: of one that is never small, beyond its least size by what they are otherwise.
-
-    Fitted to a least size of 64 they would all be 64.
-    """
+    """The sizes of a class for a dim; of a dim that is never small, beyond its least size."""
+    # Fitted to a least size of 64, all would be 64.
     if bound.min < _LARGE:
         return wanted
     return tuple(n if n < 2 or n >= bound.min else n + -(-bound.min // _MOVED) * _MOVED for n in wanted)
 
 
 def count(size: Size) -> int:
-    """The size of a dim, and of a batch how many rows it has."""
+    """The size of a dim, or the rows of a batch."""
     return math.prod(size) if isinstance(size, tuple) else size
 
 
 def leading(rows: int, turn: int) -> tuple[int, ...]:
-    """The leading dims of so many rows: one, or in every second turn two, where the number of rows has factors."""
+    """Leading dims with so many rows: one dim or, in every second turn, two where the number has factors."""
     factor = next((n for n in (2, 3, 5) if rows > n and rows % n == 0), None)
     return (rows,) if factor is None or turn % 2 else (rows // factor, factor)
 
@@ -76,7 +74,7 @@ def step_of(bound: Dim, sizes: Mapping[str, Size]) -> int:
 
 
 def fit(wanted: int, bound: Dim, sizes: Mapping[str, Size]) -> int:
-    """The admissible size nearest to ``wanted`` from below, never 0 unless 0 was wanted or nothing else is allowed.
+    """The largest admissible size up to ``wanted``, or the least; 0 only where wanted or nothing else is allowed.
 
     Raises ``ImpossibleCase`` when the bounds admit no size beside the other sizes of the case.
     """

@@ -18,12 +18,12 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import LAYOUTS, OptionalSpec, StrategySpec, unwrap
 from pytest_fusion.spec.wording import did_you_mean
 
-# The work is the product of all sizes: of five that are large, more than 2**62.
+# The product of five large sizes exceeds 2^62.
 _ANY = 1 << 500
 
 
 def stated_case(plan: Plan, given: Mapping[str, Any], seed: int, *, where: str) -> Case:
-    """The case with the very sizes that ``given`` names, whatever they cost; raises ``SpecError``, naming ``where``."""
+    """The case with exactly the sizes in ``given``, at any cost; raises ``SpecError``, naming ``where``."""
     stated = f"{plan.spec.name}: {where}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
     free = replace(plan, limits=Limits(elements=_ANY, work=_ANY, programs=plan.limits.programs))
     choice = stated_choice(plan.spec, given, where=where)
@@ -42,10 +42,7 @@ def stated_case(plan: Plan, given: Mapping[str, Any], seed: int, *, where: str) 
 
 
 def admitting(spec: FusionSpec, every: Iterable[Mapping[str, Any]]) -> FusionSpec:
-    """``spec`` without the upper bounds that sizes in any of ``every`` exceed.
-
-    Those keep what is drawn small; who writes a larger size down says that the kernel takes it.
-    """
+    """``spec`` without the upper bounds that stated sizes exceed; bounds only limit what is drawn."""
     wider = {
         name: replace(bound, max=None)
         for given in every
@@ -56,7 +53,7 @@ def admitting(spec: FusionSpec, every: Iterable[Mapping[str, Any]]) -> FusionSpe
 
 
 def stated_size(spec: FusionSpec, name: str, value: Any, *, where: str) -> Size:
-    """The size of a dim, or the sizes of a ``*batch``, for which an integer is one dimension; raises ``SpecError``."""
+    """A dim's size, or a ``*batch``'s sizes, where an integer is one dimension; raises ``SpecError``."""
     batch = name in spec.batch_names
     listed = value if batch and isinstance(value, tuple | list) else (value,)
     if any(not isinstance(one, SupportsIndex) or isinstance(one, bool) or index(one) < 0 for one in listed):

@@ -1,4 +1,4 @@
-"""Strides stated one by one, as the kind of a layout: those of a tensor that was recorded where it was used."""
+"""Explicit strides as a kind of layout, for tensors recorded where they were used."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def stated(strides: Sequence[int]) -> str:
 
 
 def parse(kind: str) -> tuple[int, ...] | None:
-    """The strides, in elements, that a kind states; ``None`` for every other kind."""
+    """The strides, in elements, of a kind that states them; ``None`` for every other kind."""
     found = _STATED.fullmatch(kind)
     return tuple(map(int, found[1].split(","))) if found else None
 
 
 def repeats(kind: str) -> bool:
-    """Whether a tensor of this kind may hold one slice many times, so that its values depend on its layout."""
+    """Whether a tensor of this kind may repeat one slice, so that its values depend on its layout."""
     return kind == "expanded" or 0 in (parse(kind) or ())
 
 
@@ -31,7 +31,7 @@ def expanded(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
 
 
 def admits(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether each element has a place of its own, but for whole slices that are repeated by a stride of 0."""
+    """Whether all elements have places of their own, except slices repeated by a stride of 0."""
     if len(shape) != len(strides):
         return False
     reached = 0
@@ -44,7 +44,7 @@ def admits(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def kinds(shape: Sequence[int], strides: Sequence[int]) -> tuple[str, ...]:
-    """The layouts by which a spec's kernel takes these strides, one being enough; ``()`` for contiguous ones."""
+    """The layouts that include these strides, one being enough; ``()`` for contiguous ones."""
     axes = [axis for axis, size in enumerate(shape) if size > 1]
     if expanded(shape, strides):
         return ("expanded",)

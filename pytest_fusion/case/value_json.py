@@ -21,10 +21,10 @@ def _opaque(value: Any) -> Any:
 
 
 def encode(value: Any, special: Callable[[Any], Any] = _unknown, otherwise: Callable[[Any], Any] = _opaque) -> Any:
-    """JSON for a drawn value; a value that has none becomes ``{"opaque": repr}``, which does not replay.
+    """JSON for a drawn value; one without becomes ``{"opaque": repr}``, which does not replay.
 
-    ``special`` encodes other kinds, inside containers too, or returns ``NotImplemented``; it comes first.
-    ``otherwise`` encodes, or refuses, what neither knows.
+    ``special`` comes first, inside containers too, and returns ``NotImplemented`` for what it does not know.
+    ``otherwise`` encodes or refuses the rest.
     """
     if (data := special(value)) is not NotImplemented:
         return data
@@ -44,7 +44,7 @@ def encode(value: Any, special: Callable[[Any], Any] = _unknown, otherwise: Call
     if str(value).startswith("torch.") and type(value).__name__ == "dtype":
         return {"dtype": str(value)}
     if callable(value) and hasattr(value, "__qualname__"):
-        # torch.relu and its like carry no module, and a qualified name that nobody can import.
+        # torch.relu and others have no module, and a qualified name that cannot be imported.
         for path in (path_of(value), f"torch:{value.__name__}"):
             with contextlib.suppress(ImportError, AttributeError, ValueError):
                 if at(path) is value:
@@ -53,10 +53,7 @@ def encode(value: Any, special: Callable[[Any], Any] = _unknown, otherwise: Call
 
 
 def written(data: Any) -> str:
-    """An encoded value as people write it in Python: ``(0.0, inf)``, ``torch.float16``, ``Mode.FAST``, ``torch.relu``.
-
-    ``data`` comes from :func:`encode`; what does not becomes its ``repr``.
-    """
+    """A value from :func:`encode` as in Python: ``(0.0, inf)``, ``torch.float16``, ``Mode.FAST``, ``torch.relu``."""
     match data:
         case list():
             return f"[{', '.join(written(item) for item in data)}]"
@@ -74,9 +71,9 @@ def written(data: Any) -> str:
 
 
 def decode(data: Any, special: Callable[[dict[str, Any]], Any] = _unknown) -> Any:
-    """The value that :func:`encode` was given; raises ``ReplayError`` for an opaque or foreign one.
+    """The value given to :func:`encode`; raises ``ReplayError`` for an opaque or foreign one.
 
-    ``special`` decodes other objects of JSON, or returns ``NotImplemented``.
+    ``special`` decodes other JSON objects, or returns ``NotImplemented``.
     """
     if isinstance(data, list):
         return [decode(item, special) for item in data]

@@ -36,17 +36,16 @@ from pytest_fusion.run.memory import FILLS, far
 from pytest_fusion.run.placing import place
 from pytest_fusion.spec.wording import out_of_memory
 
-# Enough that some seed asks plainly: two in seven do.
+# Enough that some seed requires all gradients: two in seven do.
 _TURNS = 64
-# Cases with fresh values that repeat a statistical failure, of so many at most: one may find no memory, say.
+# Cases with fresh values that must repeat a statistical failure, and that are tried: one may lack memory.
 _REPEATS, _FRESH = 2, 4
 
 
 def judge_case(context: Context, case: Case, *, again: bool = False) -> CaseResult:
     """Judge one case; ``again`` also calls the kernel with changed values at the same addresses.
 
-    A purely statistical finding counts only when two cases with fresh values repeat it, and is `unknown` where such
-    cases cannot be judged.
+    A statistical finding must repeat in two cases with fresh values; it is `unknown` where these cannot be judged.
     """
     result = _judge(context, case, again=again)
     for found in result.findings:
@@ -56,10 +55,7 @@ def judge_case(context: Context, case: Case, *, again: bool = False) -> CaseResu
 
 
 def _repeated(context: Context, result: CaseResult, found: Verdict) -> CaseResult | None:
-    """Fresh values for a statistical finding, taken out of ``result`` where they do not repeat it.
-
-    The result of fresh values that fail without statistics, where some do.
-    """
+    """Drop a statistical finding that fresh values do not repeat; return those that fail without statistics."""
     repeated = 0
     for attempt in range(1, _FRESH + 1):
         second = _judge(context, _fresh(result.case, found, attempt), again=False)
@@ -83,11 +79,8 @@ def _replace(result: CaseResult, found: Verdict, instead: Verdict) -> None:
 
 
 def _fresh(case: Case, found: Verdict, attempt: int) -> Case:
-    """The case with new values; after a gradient failure, a seed that requires every gradient of a random upstream one.
-
-    Most others have an upstream gradient of zeros, of one repeated number or of one sign, or leave inputs out: a
-    rounding too many does not show there.
-    """
+    """The case with new values; after a gradient failure, with every gradient of a random upstream one."""
+    # Most other seeds give an upstream gradient of zeros, of one number or sign, or omit inputs, which hides errors.
     seeds = (counter_random.mix(case.seed, "confirm", attempt, turn) >> 1 for turn in range(_TURNS))
     plain = (seed for seed in seeds if found.check != gradients.NAME or gradients.all_gradients(seed))
     return case.with_(seed=next(plain, counter_random.mix(case.seed, "confirm", attempt) >> 1))
@@ -133,7 +126,7 @@ def _judge_noting(context: Context, case: Case, result: CaseResult, *, again: bo
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        # What a kernel raises is in its outcome, so this is the judge's own: of two dozen lanes asked for late, say.
+        # Errors of the kernel are in its outcome; this is the judge's own, such as of two dozen lanes needed late.
         result.verdicts.clear()
         return reject(context, result, NO_ROOM_TO_JUDGE, error)
     except ReferenceFailed as error:
@@ -173,7 +166,7 @@ def _judge_made(context: Context, case: Case, result: CaseResult, *, again: bool
     except LookFailed as look:
         return _raised(context, result, look.outcome)
     except ReferenceFailed as error:
-        # A case outside the reference's own domain asks nothing of the kernel.
+        # A case outside the reference's domain is no evidence against the kernel.
         return reject(context, result, unasked(error), error)
     if first.error is not None:
         return _raised(context, result, first)
@@ -203,12 +196,12 @@ def _run_checks(context: Context, trial: Trial) -> None:
 
 
 def _raised(context: Context, result: CaseResult, outcome: Outcome) -> CaseResult:
-    """A case that ends with what the kernel raised."""
+    """The result of a case in which the kernel raised."""
     assert outcome.error is not None
     kind = rejection(context.spec, outcome.error)
     if kind is not None:
         return reject(context, result, kind, outcome.error)
-    if refused.note(context, result.case, outcome):
+    if refused.note(context, result.case, outcome, outcome.launches):
         return reject(context, result, type(outcome.error).__name__, outcome.error)
     accessed = memory.check_access(outcome, context.spec)
     if accessed is not None and context.on(accessed.check):

@@ -1,4 +1,4 @@
-"""`Check`: everything that the rest of the package knows about one check, in one object."""
+"""`Check`: what the package knows about one check."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 class Check:
     """One check: when it runs, what it runs, and what its verdicts mean.
 
-    ``run`` judges a case that every check before it in the registry passed; a check without it is one that the case's
-    own calls conclude (`trial`). ``due`` says whether it runs on this case: a check that makes calls runs on few.
-    ``missing`` is the reason why it cannot run at all for a spec on a device, which makes it `unknown`.
+    ``run`` judges a case that passed all earlier checks of the registry; without it, the case's own calls conclude
+    (`trial`). ``due``: whether it runs on this case; checks that make calls run on few. ``missing`` is why it cannot
+    run for a spec on a device, which makes it `unknown`.
 
-    After the last case ``summary`` is the verdict that the report shows instead of those of the cases, and
-    ``conclude``, given the number of judged cases, one more that may fail the test; where ``beside``, also of a test
-    that failed. ``notes`` are sentences for the report. ``closes`` asks for one more case in the end (`Focus.closing`).
+    After the last case ``summary`` replaces the cases' verdicts in the report. ``conclude``, given the number of judged
+    cases, adds one that may fail the test; with ``beside``, also after a failure. ``notes`` are sentences for the
+    report. ``closes``: whether it needs one more case at the end (`Focus.closing`).
 
-    ``cause`` is the slug that a verdict stands for without experiments, by default the one that the check found by
-    itself; ``causes`` describes those slugs that `diagnosis.causes` does not have. ``parts`` can be switched
-    off by themselves, as ``without={"name:part": ...}``. A check that is not ``reported`` concludes under the names of
-    others.
+    ``cause`` is the slug of a verdict without experiments, by default the check's own; ``causes`` describes slugs that
+    `diagnosis.causes` lacks. ``without={"name:part": ...}`` switches ``parts`` off. A check that is not ``reported``
+    concludes under the names of others.
     """
 
     name: str

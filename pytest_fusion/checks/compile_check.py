@@ -1,13 +1,11 @@
-"""Check `compile`: what a compiler or a CUDA graph makes of the call is what the call itself gives.
+"""Check `compile`: a compiler or a CUDA graph of the call gives what the call itself gives.
 
 Opt-in, by ``compile=True``, by a bound in ``max_recompiles=``, or in the profile `deep`. In this order: custom
-operators make fake tensors of the form that they really return and pass ``torch.library.opcheck``, those of a backward
-too where ``grad=`` asks for one; ``torch.compile`` with ``fullgraph=True`` gives a right answer, with static and with
-dynamic sizes; over a sweep of sizes, compilations are counted; a CUDA graph of the call, replayed on other values,
-gives the right answer for these. On the CPU lane an interpreted launch can be compiled inside a custom operator only,
-and nothing generates code.
-
-That torch.compile or a capture refuses the call is a failure for those who asked, and `unknown` in `deep`.
+operators (with ``grad=``, of backward too) make fake tensors of the form that they return, and pass
+``torch.library.opcheck``; ``torch.compile`` with ``fullgraph=True`` is right for static and dynamic sizes; compilations
+are counted over a sweep of sizes; a CUDA graph of the call is right when replayed on other values. On the CPU lane an
+interpreted launch compiles only inside a custom operator, without generated code. A refusal to compile or capture is
+`unknown` in `deep`, else a failure.
 """
 
 from __future__ import annotations
@@ -44,12 +42,11 @@ from pytest_fusion.spec.wording import brief
 
 NAME = "compile"
 
-# Operators are asked on so many cases, each with a tensor in a layout that it had in none before: a fake that copies
-# strides is wrong for a transposed tensor alone. To compile takes seconds where code is generated: plain cases and
-# strided ones, few of either.
+# Operators run on up to 24 cases, each with a tensor in a new layout: a fake that copies strides is wrong only for a
+# transposed tensor. Compiling takes seconds with generated code, so few plain and few strided cases are compiled.
 _MOST_CASES = 24
 _COMPILED_OF_A_KIND = 2
-# While a finding shrinks, only its own part runs; one that compiles at each step ends early.
+# While a finding shrinks, only its own part runs, and ends early where each step compiles.
 _STEPS, _COMPILED_STEPS = 60, 10
 _OF_OPERATORS = ("wrong-fake", "operator-contract")
 # Sizes that differ in what compilers specialise on: 16-byte multiples, powers of two, neither.
@@ -65,7 +62,7 @@ _NO_BACKWARD = "no case of finite values came to a backward, whose operators wer
 
 @dataclass(slots=True)
 class _State:
-    """What this check keeps from case to case of one test. ``ran``: what was tried, in words."""
+    """The check's state in one test. ``ran``: what was tried, in words."""
 
     plain: int = 0
     layouts: set[tuple[Any, ...]] = field(default_factory=set)
@@ -82,12 +79,12 @@ class _State:
 
 
 def wanted(spec: FusionSpec) -> bool:
-    """Whether the spec itself wants this check."""
+    """Whether the spec itself requests this check."""
     return spec.compile or spec.max_recompiles is not None
 
 
 def due(trial: Trial) -> bool:
-    """A few cases of ordinary values, plain ones and strided ones; every one where a finding is being shrunk."""
+    """A few cases of ordinary values, plain and strided; every case while a finding shrinks."""
     context, case = trial.context, trial.result.case
     if not (wanted(trial.spec) or context.deep):
         return False
@@ -111,7 +108,7 @@ def _kind(case: Case) -> str:
 
 
 def _layouts(trial: Trial) -> set[tuple[Any, ...]]:
-    """Each tensor's layout, without its offset, and the order of its axes: transposed, one column is no other one."""
+    """Each tensor's layout, without its offset, and its order of axes: a transposed single column is contiguous."""
     found: set[tuple[Any, ...]] = set()
     for name, tensor in trial.result.case.tensors.items():
         value = trial.logical.get(name)
@@ -124,7 +121,7 @@ def _layouts(trial: Trial) -> set[tuple[Any, ...]]:
 
 
 def run(trial: Trial) -> Verdict:
-    """The first thing that is wrong; `unknown` where only a part could be tried."""
+    """The first finding; `unknown` where only a part could be tried."""
     state, case = trial.context.state(_State), trial.result.case
     state.cases += 1
     state.plain += _kind(case) == "plain"
@@ -138,7 +135,7 @@ def run(trial: Trial) -> Verdict:
 
 
 def summary(context: Context) -> Verdict:
-    """What was tried, what was not and why."""
+    """What was tried, and what was not and why."""
     state = context.state(_State)
     if not (wanted(context.spec) or context.deep):
         return unknown(NAME, "not requested: compile=True or --fusion-profile deep switches it on")
@@ -188,7 +185,7 @@ class _Compiling:
         return failed(NAME, reason, identity=identity, statistical=statistical, cause=slug, **evidence)
 
     def refuse(self, reason: str, slug: str, *, where: str = "", **evidence: Any) -> Verdict | None:
-        """A refusal rather than a wrong answer: a failure where the spec wants this check, else `unknown`."""
+        """A refusal, not a wrong answer: a failure where the spec requests this check, else `unknown`."""
         if wanted(self.spec):
             return self.fail(reason, slug, where=where, **evidence)
         self.state.left[reason] = None
@@ -202,11 +199,11 @@ class _Compiling:
         return log if error is None else None
 
     def backward(self, forward: Log) -> Verdict | None:
-        """The operators of forward and backward where a graph is recorded, but for what ``forward`` shows already."""
+        """The operators of forward and backward where a graph is recorded, except those in ``forward``."""
         trial, state = self.trial, self.state
         if gradients.missing(self.spec, self.context.device) is not None or not gradients.due(trial):
             return None
-        # A fake that follows the upstream gradient is wrong for a transposed one alone, which few cases draw.
+        # A fake that copies the upstream gradient's strides is wrong only for a transposed one, which few cases draw.
         own, calls = Upstream.of(trial, gradients.wanted(trial)), dict[Form, OperatorCall]()
         error: BaseException | None = None
         try:
@@ -314,7 +311,7 @@ class _Compiling:
         return self.fail(f"under {how} the call raised {line}", "compile-differs", where=kind, error=kind)
 
     def sweep(self, backend: str) -> Verdict | None:
-        """Calls at other sizes, eager and compiled, counting what had to be compiled for them."""
+        """Calls at other sizes, eager and compiled; counts the compilations."""
         compiled = compilers.compiled(self.spec.fused, backend, dynamic=None)
         placed = self.place(self.trial.result.case, self.trial.logical)
         with compilers.specialisations() as first:
@@ -362,7 +359,7 @@ class _Compiling:
         )
 
     def sizes(self) -> Iterator[Case]:
-        """The case with one dim after the other at the sizes of the sweep, within bounds; a stated few."""
+        """The case with one dim after the other at the sizes of the sweep, within bounds; up to `_MOST_SIZES`."""
         case, known, made = self.trial.result.case, {repr(self.trial.result.case.sizes)}, 0
         for size in _SWEEP:
             for name in self.spec.dim_order:
@@ -376,7 +373,7 @@ class _Compiling:
                     yield case.with_(sizes=fitted)
 
     def judged_as(self, case: Case, logical: Mapping[str, Any], result: Any, placed: Placed) -> Verdict | None:
-        """A result judged as that of another case; a wrong one that the eager call shares is no finding here."""
+        """The verdict on another case's result; a wrong one that the eager call shares is no finding here."""
         try:
             reference, expected = reference_of(self.context, case, logical)
         except ReferenceFailed:
@@ -400,7 +397,7 @@ class _Compiling:
         placed = self.place(case, self.trial.logical)
         other, logical = other_values(self.context, case, self.trial.logical, "captured")
         if logical is None or _plain(logical) != _plain(self.trial.logical):
-            return None  # what the host knows of the values is part of the graph
+            return None  # host values that depend on the input are part of the graph
         graph, error = self.call(lambda **given: compilers.Captured(self.spec.fused, given, self.context.extra), placed)
         if error is not None:
             if rejection(self.spec, error) is not None:
@@ -429,7 +426,7 @@ class _Compiling:
 
 
 def _differences(fake: list[Made], real: list[Made]) -> Iterator[tuple[str, object, object]]:
-    """How two forms of each tensor differ; strides count where they mean something."""
+    """How two forms of each tensor differ; strides count only where they matter."""
     if len(fake) != len(real):
         yield "a number of tensors", len(fake), len(real)
         return

@@ -33,35 +33,33 @@ from pytest_fusion.spec.wording import first_line, not_modelled, out_of_memory, 
 
 State = TypeVar("State")
 
-# Checks whose failure may make later ones fail on the same case: what the kernel computed is wrong or was not returned.
+# Checks whose failure may cause later ones on the same case: a result is wrong or missing.
 SPOILING = frozenset({"error", "crash", "structure", "bounds", "unwritten", "repeat", "values"})
 
 
 @dataclass(slots=True)
 class Progress:
-    """What the cases of a test have shown so far; the one part of a context that changes."""
+    """What the cases of a test have shown so far; the only part of a context that changes."""
 
     clock: Clock = field(default_factory=Clock)
     vacuity: Vacuity = field(default_factory=Vacuity)
-    # Operators of the reference that were priced in float32, for lack of a rule.
+    # Operators of the reference without a rule, priced in float32.
     fallbacks: set[str] = field(default_factory=set)
-    # Statistical suspicions that fresh values did not repeat.
+    # Statistical findings that fresh values did not repeat.
     unrepeated: int = 0
     # The first reason for each kind of rejection.
     refusals: dict[str, str] = field(default_factory=dict)
-    # What each check remembers, one object of each class.
+    # The state of each check, one object of each class.
     states: dict[type, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Focus:
-    """What a case is run for beyond a plain judgement: nothing, the minimum of a failure, or the end of a test.
+    """The purpose of a run beyond judging: none, the minimum of a failure, or the end of a test.
 
-    ``until`` is the last of the checks in `registry` that runs, those after it cannot explain the failure; empty where
-    a failure was found before all of them, ``None`` where nothing is left out. ``sought`` is the identity of the
-    failure that is being shrunk: a check leaves out what comes after the step that shows it. ``closing``: all cases
-    passed, and checks run on one of them what would have hidden other findings, had it come first. ``known`` are the
-    identities of failures that the test has found already: they end no case, so that others are found.
+    ``until`` is the last check of `registry` that runs; empty for none, ``None`` for all. ``sought`` is the identity of
+    the failure that shrinks; a check stops after the step that shows it. ``closing``: all cases passed, and checks may
+    run what would have hidden other findings. ``known`` identities were found before and end no case.
     """
 
     until: str | None = None
@@ -72,22 +70,22 @@ class Focus:
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What judging a case depends on beside the case: the spec, the device, limits, and why it is run."""
+    """What judging depends on beside the case: the spec, the device, limits, and the purpose."""
 
     spec: FusionSpec
     device: torch.device
     # Fixtures and parameters of the test that are no inputs.
     extra: Mapping[str, Any] = field(default_factory=dict)
     programs: int = 600
-    # How long one run of the reference with its roundings may take; a case that takes longer is rejected.
+    # The limit of one run of the reference with its roundings; slower cases are rejected.
     reference_s: float = math.inf
-    # There is no other case to leave a part of a check to.
+    # There is no other case for parts of a check.
     complete: bool = False
     # The profile is `deep`: a nightly run, in which checks run on more cases.
     deep: bool = False
     focus: Focus = Focus()
     progress: Progress = field(default_factory=Progress)
-    # Called with the name of each check in `registry` before it runs: it makes calls that may end the process.
+    # Called with each check of `registry` before it runs, as its calls may end the process.
     began: Callable[[str], None] = lambda _: None
 
     @property
@@ -96,63 +94,62 @@ class Context:
         return self.progress.clock
 
     def state(self, kind: type[State]) -> State:
-        """The one object of a check's own state class; made when it is first read."""
+        """The state of a check, by class; made when first read."""
         found = self.progress.states.setdefault(kind, kind())
         assert isinstance(found, kind)
         return found
 
     def on(self, check: str) -> bool:
-        """Whether the spec leaves this check, or part of one, switched on."""
+        """Whether the spec leaves this check, or part of a check, on."""
         return check not in self.spec.without
 
 
 @dataclass(slots=True)
 class CaseResult:
-    """What one case showed. ``case`` is the failing one, maybe with another seed than the one that was to be judged."""
+    """What one case showed. ``case`` is the failing one, possibly with another seed than the judged one."""
 
     case: Case
     verdicts: list[Verdict] = field(default_factory=list)
-    # Failures of checks that the spec switches off; no other check is to blame the kernel for the same.
+    # Failures of checks that the spec switches off; no other check reports them.
     waived: list[Verdict] = field(default_factory=list)
     rejected: str | None = None
     launches: list[Launch] = field(default_factory=list)
-    # The reference returned, or wrote, an element or a number to compare with.
+    # The reference returned, or wrote, something to compare with.
     compared: bool = False
     # Triton launches, and operators of torch that compute or copy, of the first call.
     work: int = 0
-    # The autotuned kernels that any call of this case launched, by identity.
+    # The autotuned kernels that calls of this case launched, by identity.
     tuned: dict[int, Tuned] = field(default_factory=dict)
-    # The failing output and the reference's lanes, kept for the error map of the final report only.
+    # The failing output and the reference's lanes, for the error map of the report.
     evidence: tuple[str, torch.Tensor, OutputLanes | torch.Tensor] | None = None
-    # Elements of an output or a gradient that differ in their bits from what they should be, where it is that which
-    # fails and no price was asked; for the error map too.
+    # Elements of an output or gradient with wrong bits, where bits fail and no price was needed; for the error map.
     differs: tuple[str, torch.Tensor] | None = None
     trace: str = ""
-    # The one of the checks in `further` that concluded last; empty where none ran.
+    # The last of the checks in `further` that concluded; empty where none ran.
     reached: str = ""
     # Identities of failures that the test has found before.
     known: frozenset[str] = frozenset()
 
     @property
     def failure(self) -> Verdict | None:
-        """The failure that ended the case; none that was known."""
+        """The new failure that ended the case."""
         return next(
             (verdict for verdict in self.verdicts if verdict.failed and verdict.identity not in self.known), None
         )
 
     @property
     def findings(self) -> list[Verdict]:
-        """Each failure and hazard that was not known, once."""
+        """Each new failure and hazard, once."""
         new = [v for v in self.verdicts if v.status in ("fail", "hazard") and v.identity not in self.known]
         return list({verdict.identity: verdict for verdict in reversed(new)}.values())[::-1]
 
     def spoiled_by(self) -> Verdict | None:
-        """A known failure after which what else fails here may be a consequence."""
+        """A known failure that other failures here may follow from."""
         return next((v for v in self.verdicts if v.failed and v.identity in self.known and v.check in SPOILING), None)
 
     @property
     def ratio(self) -> float | None:
-        """Worst error over what was allowed."""
+        """Worst error over the allowed one."""
         for verdict in self.verdicts:
             if verdict.check == "values" and isinstance(verdict.evidence, Deviation):
                 return verdict.evidence.ratio
@@ -167,13 +164,13 @@ def call(context: Context, case: Case, logical: Mapping[str, Any], fill: str) ->
 
 
 def call_placed(context: Context, fused: Callable[..., Any], placed: Placed) -> Outcome:
-    """One call of the kernel, or of a function that calls it, on inputs that are placed already."""
+    """One call of the kernel, or of a function that calls it, on placed inputs."""
     with context.clock.phase("fused"):
         return run_fused(fused, placed, context.extra, programs=context.programs)
 
 
 def rejection(spec: FusionSpec, error: BaseException) -> str | None:
-    """The kind of a refusal that is no failure."""
+    """The kind of rejection where an error is no failure, else ``None``."""
     if isinstance(error, TooManyProgramsError):
         return TOO_EXPENSIVE
     if not_modelled(error) is not None:
@@ -184,7 +181,7 @@ def rejection(spec: FusionSpec, error: BaseException) -> str | None:
 
 
 def unasked(error: ReferenceFailed) -> str:
-    """The kind of a case that its reference does not answer, most often one outside of the reference's own domain."""
+    """The kind of rejection where the reference fails, usually outside of its own domain."""
     why = error.__cause__
     if isinstance(why, TooSlow):
         return TOO_EXPENSIVE
@@ -200,7 +197,7 @@ def reject(context: Context, result: CaseResult, kind: str, error: BaseException
     context.progress.refusals.setdefault(kind, first_line(not_modelled(error) or error)[:200] + advice)
     result.rejected = kind
     if kind in (OUT_OF_MEMORY, NO_ROOM_TO_JUDGE) and context.device.type == "cuda":
-        # What torch keeps of freed tensors is what the next kernel, and another process's context, is loaded into.
+        # Memory that torch caches is needed to load the next kernel and other processes' contexts.
         torch.cuda.empty_cache()
     return result
 
@@ -232,14 +229,14 @@ def error_verdict(outcome: Outcome) -> Verdict:
 
 
 def tensors_of(arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Every tensor by the name of its memory, those inside lists and the like too."""
+    """Every tensor by the name of its memory, including those in containers."""
     return {inner: t for name, value in arguments.items() for inner, t in tensors_by_name(name, value).items()}
 
 
 def reference_of(
     context: Context, case: Case, logical: Mapping[str, Any], *, priced: bool = True
 ) -> tuple[ReferenceRun, Outputs]:
-    """The reference's run and outputs, with lanes where its rounding is ``priced`` and no tolerance is fixed."""
+    """The reference's run and outputs; with lanes if its rounding is ``priced`` and no tolerance is fixed."""
     spec = context.spec
     lanes = FEW_LANES if priced and not isinstance(spec.tolerance, Tolerance) else 0
     with context.clock.phase("reference"):
@@ -256,7 +253,7 @@ def reader(spec: FusionSpec) -> Callable[[Any, Mapping[str, Any]], list[torch.Te
 
 
 def conclude(context: Context, result: CaseResult, verdict: Verdict) -> bool:
-    """Note a verdict unless its check is switched off; true when it ends the case."""
+    """Note a verdict unless its check is switched off; True when it ends the case."""
     if not context.on(verdict.check):
         result.waived += [verdict] if verdict.failed else []
         return False
@@ -265,20 +262,20 @@ def conclude(context: Context, result: CaseResult, verdict: Verdict) -> bool:
 
 
 def precision(logical: Mapping[str, Any]) -> float:
-    """The relative error that a number computed from these inputs may have: 8 units of the coarsest dtype."""
+    """The relative error allowed of a number computed from these inputs: 8 units of the coarsest dtype."""
     floating = [t.dtype for t in tensors_of(logical).values() if t.dtype.is_floating_point]
     return max([1e-5, *(8 * torch.finfo(dtype).eps for dtype in floating)])
 
 
 def shapes(logical: Mapping[str, Any]) -> list[Any]:
-    """Equal where the values of one case fit the memory of another."""
+    """A key, equal where the values of one case fit the memory of another."""
     return [(name, tuple(t.shape), t.dtype) for name, t in tensors_of(logical).items()]
 
 
 def other_values(
     context: Context, case: Case, logical: Mapping[str, Any], *salt: int | str
 ) -> tuple[Case, dict[str, Any] | None]:
-    """The case with another seed, and its values where they have the same shapes, ``None`` where not."""
+    """The case with another seed, and its values, or ``None`` where shapes differ."""
     case = case.with_(seed=counter_random.mix(case.seed, *salt) >> 1)
     try:
         with context.clock.phase("make"):
@@ -289,7 +286,7 @@ def other_values(
 
 
 def same_draws(spec: FusionSpec, logical: Mapping[str, Any]) -> dict[str, Any]:
-    """The inputs that decide what a kernel with random numbers draws; its reference knows no other draw."""
+    """The inputs that decide a kernel's random numbers; the reference knows only its own draw."""
     rng = spec.random
     names = (rng.seed, rng.p) if rng is not None else ()
     return {name: logical[name] for name in names if isinstance(name, str)}

@@ -1,4 +1,4 @@
-"""The checks that every case's own calls conclude, in `trial`: here is what their verdicts mean."""
+"""What the verdicts of checks that every case's own calls conclude (`trial`) mean."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pytest_fusion.checks.repeat import repetition
 from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.spec.promises import Tolerance
 
-# Wrong accesses that the interpreter reports and that are a cause of their own; any other is `out-of-bounds`.
+# Wrong accesses reported by the interpreter that are causes of their own; others are `out-of-bounds`.
 _ACCESSES = frozenset({"use-after-free", "misaligned-access", "false-hint", "racing-stores", "racing-load"})
 
 
@@ -22,7 +22,7 @@ def _of_error(verdict: Verdict) -> str | None:
 
 
 def _before_kernel(rejection: str) -> bool:
-    """Whether a case was refused by something else than the kernel."""
+    """Whether something other than the kernel refused a case."""
     return rejection == IMPOSSIBLE or rejection.startswith(("reference ", "inputs "))
 
 

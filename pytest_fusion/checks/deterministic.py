@@ -1,4 +1,4 @@
-"""Whether what ``deterministic=`` names exists: outputs, known once the reference has run, and gradients."""
+"""Whether the names in ``deterministic=`` exist: outputs, known once the reference has run, and gradients."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import ConstantSpec, TensorSpec, unwrap
 from pytest_fusion.spec.wording import did_you_mean
 
-# After so many cases an output that none of them had is none, where a flag or an absent input may decide.
+# After so many cases an output that none had does not exist, even if a flag or an absent input decides.
 _SETTLED_IF_DRAWN = 50
 
 
 @dataclass(slots=True)
 class _Seen:
-    """The outputs of any case: an optional input may decide whether there is one."""
+    """The outputs of all cases; an optional input may decide whether one exists."""
 
     outputs: dict[str, None] = field(default_factory=dict)
 
 
 def note(context: Context, expected: Outputs) -> None:
-    """Remember what the outputs of this case are called; raises as :func:`notes` does."""
+    """Note the names of this case's outputs; raises as :func:`notes` does."""
     if isinstance(context.spec.deterministic, bool):
         return
     context.state(_Seen).outputs.update(dict.fromkeys((*expected.tensors, *expected.plain)))
-    # A reference may return at once where there is nothing to compute.
+    # A reference may return early if there is nothing to compute.
     if all(isinstance(declared, TensorSpec | ConstantSpec) for declared in context.spec.inputs.values()):
         notes(context, _SETTLED_IF_DRAWN if any(t.numel() for t in expected.tensors.values()) else 0)
 
 
 def notes(context: Context, judged: int) -> list[str]:
-    """Notes on names that are neither an output of any of the ``judged`` cases nor a gradient.
+    """Notes on names that are no output of the ``judged`` cases and no gradient.
 
-    Raises ``SpecError`` where no other case and no other parametrization that reaches the reference could make it
-    one: the name of an input says by itself that its gradient is meant.
+    Raises ``SpecError`` if no other case or parametrization can have one, or an input has the name (use its
+    gradient's).
     """
     spec, seen = context.spec, context.state(_Seen).outputs
     if isinstance(spec.deterministic, bool) or not seen:
@@ -50,7 +50,7 @@ def notes(context: Context, judged: int) -> list[str]:
         if name in known:
             continue
         known_names = f"outputs: {', '.join(seen)}; gradients: {', '.join(gradients) or 'none, as grad= names none'}"
-        # Nearer than any name that is spelled alike: the gradient of x is called dx.
+        # Nearer than any similar spelling: the gradient of x is called dx.
         hint = did_you_mean(name, [f"d{name}"] if f"d{name}" in gradients else known)
         hint = hint if "did you mean" in hint else ""
         text = f"deterministic={{{name!r}: ...}} names neither an output nor a gradient{hint} ({known_names})"

@@ -1,9 +1,9 @@
-"""Check `device`: the call keeps to the current stream and to its tensors' device, and does not wait for it.
+"""Check `device`: the call uses the current stream and its tensors' device, and does not wait for the device.
 
-On a stream of its own, behind a producer that is still busy, the kernel must not run before its inputs are there, and
-a consumer queued after the call must find its results. Whether that would show is tried too: a call on what lies there
-before the producer has to give another answer. With a second GPU, the call is made while that one is current. Last,
-two calls in a row are watched for operations that wait for the device, a hazard; ``syncs=True`` declares them.
+On a stream of its own, behind a busy producer, the kernel must not run before its inputs exist, and a consumer after it
+must find its results. As a control, a call on the memory before the producer writes must give another answer. With a
+second GPU, one call runs while that GPU is current. Last, two calls in a row are watched for operations that wait for
+the device, a hazard unless ``syncs=True``.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from pytest_fusion.spec.wording import brief, first_line
 
 NAME = "device"
 
-# A case waits some 40 ms three times; what it looks for does not depend on sizes.
+# A case waits some 40 ms three times; the result does not depend on sizes.
 _MOST_CASES, _MOST_CASES_DEEP = 2, 8
 _STEPS = 40
-# A launch on another stream may wait for the producer by chance, where both share one of the GPU's hardware queues
-# (CUDA_DEVICE_MAX_CONNECTIONS, 8): so many calls, each on another stream, until in two of them it cannot have waited.
+# A launch on another stream may wait for the producer by chance if both share a hardware queue of the GPU
+# (CUDA_DEVICE_MAX_CONNECTIONS, 8): so several calls, each on another stream, until two cannot have waited.
 _STREAMS, _LATE = 4, 2
 _NO_GPU = "needs a GPU: an interpreted kernel has no streams and no second device"
 _ONE_GPU = "one GPU: tensors on a device that is not the current one were not tried"
@@ -45,12 +45,12 @@ _ONE_GPU = "one GPU: tensors on a device that is not the current one were not tr
 
 @dataclass(slots=True)
 class _State:
-    """What this check keeps from case to case of one test: parts that gave evidence, and whether streams gave none."""
+    """The check's state in one test: parts with evidence, and whether streams gave none."""
 
     cases: int = 0
     proved: dict[str, None] = field(default_factory=dict)
     blind: bool = False
-    # How many cases ran for each finding that is shrunk.
+    # Cases run for each finding that shrinks.
     steps: Counter[str] = field(default_factory=Counter)
 
 
@@ -60,12 +60,12 @@ def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG0
 
 
 def closes(spec: FusionSpec, device: torch.device) -> bool:
-    """Whether the last part, on another GPU, is left for the end: a launch without a guard fails there on any case."""
+    """Whether the last part, on another GPU, runs at the end: there a launch without a guard fails on any case."""
     return missing(spec, device) is None and NAME not in spec.without and streams.other_device(device) is not None
 
 
 def due(trial: Trial) -> bool:
-    """The first thorough cases of ordinary values, one more in the end; every one where a finding is being shrunk."""
+    """The first thorough cases of ordinary values, and one at the end; every case while a finding shrinks."""
     context, case = trial.context, trial.result.case
     state = context.state(_State)
     sought = context.focus.sought or ""
@@ -81,7 +81,7 @@ def due(trial: Trial) -> bool:
 
 
 def run(trial: Trial) -> Verdict:
-    """The first part that fails; `unknown` where one gave no evidence. A hazard is noted on the way."""
+    """The first part that fails; `unknown` where one gave no evidence. Hazards are noted."""
     state = trial.context.state(_State)
     state.cases += 1
     with trial.context.clock.phase(NAME):
@@ -116,7 +116,7 @@ class _Parts:
         self.trial, self.context, self.spec, self.state = trial, trial.context, trial.spec, state
 
     def run(self) -> Verdict | None:
-        """The first failure, hazards noted; while a finding is shrunk, its own part alone."""
+        """The first failure; hazards are noted. While a finding shrinks, only its own part runs."""
         parts = {"wrong-stream": self.stream, "hidden-sync": self.waiting, "wrong-device": self.other_device}
         last, sought = "wrong-device", (self.context.focus.sought or "").removeprefix(f"{NAME}:")
         for cause, part in parts.items():
@@ -147,12 +147,12 @@ class _Parts:
         return failed(NAME, reason, identity=f"{NAME}:{slug}", cause=slug, **evidence)
 
     def stream(self) -> Verdict | None:
-        """Behind a slow producer on a stream of its own, and of others."""
+        """Call behind a slow producer, on its own stream and on others."""
         early, late, cycles = self.early(), 0, streams.CYCLES
         for _ in range(_STREAMS if early else 1):
             behind, wrong = self.behind(wait=False, cycles=cycles)
             if behind is None:
-                return None  # it raised on inputs on which it did not raise before: what raised is no answer
+                return None  # it raised on inputs on which it did not raise before: no evidence
             if wrong is not None:
                 return self.too_early(wrong)
             late += behind.late
@@ -160,15 +160,15 @@ class _Parts:
                 self.state.proved["streams"] = None
                 return None
             if not behind.late:
-                cycles *= 2  # of a GPU that many processes share, one has a turn every few tens of milliseconds
+                cycles *= 2  # on a GPU that many processes share, each has a turn every few tens of milliseconds
         self.state.blind = True
         return None
 
     def too_early(self, wrong: Verdict) -> Verdict | None:
-        """What was ``wrong`` behind the producer, if it is right after it and then wrong behind it once more."""
+        """``wrong`` from behind the producer, if the result is right after it and then wrong behind it once more."""
         waited, still = self.behind(wait=True)
         if waited is None or still is not None:
-            return None  # wrong whether or not it has to wait: not for streams to explain
+            return None  # wrong with and without waiting: streams do not explain it
         if not any(self.behind(wait=False)[1] is not None for _ in range(_STREAMS)):
             return None
         return self.fail(
@@ -181,7 +181,7 @@ class _Parts:
         )
 
     def early(self) -> bool:
-        """Whether a call on the memory as it is before the producer wrote gives a wrong answer."""
+        """Whether a call on the memory from before the producer's write gives a wrong answer."""
         placed = self.place()
         _blank(placed)
         result, error = self.guarded(lambda: self.fused(**placed.arguments))
@@ -205,7 +205,7 @@ class _Parts:
         return behind, self.trial.wrong(behind.result, Placed(behind.arguments, placed.arena))
 
     def other_device(self) -> Verdict | None:
-        """While another GPU is current."""
+        """Call while another GPU is current."""
         other = streams.other_device(self.context.device)
         if other is None:
             return None
@@ -226,7 +226,7 @@ class _Parts:
         return self.fail(f"{where}: {wrong.reason}; {advice}", "wrong-device", inner=wrong.check, found=wrong.facts)
 
     def waiting(self) -> Verdict | None:
-        """Two calls, each after one that has compiled and tuned; what waits in both is no start-up."""
+        """Two calls, each after one that compiled and tuned; what waits in both is not start-up."""
         if self.spec.syncs:
             self.state.proved["waiting allowed by syncs=True"] = None
             return None
@@ -266,7 +266,7 @@ class _Parts:
 
 
 def _blank(placed: Placed) -> None:
-    """Zero the floating inputs. Integers stay: an index, a length or a step of zero may lead a right kernel astray."""
+    """Zero the floating inputs. Integers stay: an index, length or step of zero may break a correct kernel."""
     for t in placed.tensors.values():
         if not (t.is_floating_point() or t.is_complex()):
             continue

@@ -1,4 +1,4 @@
-"""What verdicts rest on: what the package itself reads is a field, and what only people read are `Facts`."""
+"""Evidence of verdicts: fields that the package reads, and `Facts` that only people read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Evidence:
     """JSON types only, so that a verdict survives xdist and a forked child."""
 
     def as_json(self) -> dict[str, Any]:
-        """The facts as a report lists them; optional ones only where there are any."""
+        """The facts for a report, without optional ones that are ``None``."""
         optional = {each.name for each in fields(self) if each.default is None}
         return {name: value for name, value in asdict(self).items() if value is not None or name not in optional}
 
@@ -32,7 +32,7 @@ class Facts(Evidence):
 
 @dataclass(frozen=True, slots=True)
 class Deviation(Evidence):
-    """How far the worst element, or a statistic, of an output is from the reference: ``ratio`` is that over allowed."""
+    """How far an output's worst element, or a statistic, is off; ``ratio`` is the error over the allowed one."""
 
     statistic: str
     ratio: float
@@ -47,7 +47,7 @@ class Deviation(Evidence):
 
 @dataclass(frozen=True, slots=True)
 class WrongGradient(Evidence):
-    """How far a gradient is off, and for which upstream gradients; a constant factor, where it is one."""
+    """How far a gradient is off, for which upstream gradients, and the constant factor if there is one."""
 
     deviation: Deviation
     upstream: str
@@ -64,19 +64,19 @@ class WrongGradient(Evidence):
 
 @dataclass(frozen=True, slots=True)
 class WrongAccess(Evidence):
-    """An access that the interpreter saw."""
+    """A wrong access that the interpreter saw."""
 
     seen: Finding
 
     def as_json(self) -> dict[str, Any]:
-        """Its fields, but for empty ones."""
+        """Its fields except empty ones."""
         found = {key: value for key, value in asdict(self.seen).items() if value not in (None, "")}
         return {"access": found.pop("kind"), **found}
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedMemory(Evidence):
-    """Bytes that changed in the ``zone`` before, after or between a tensor's elements, so many elements away."""
+    """Bytes that changed in the ``zone`` before, after or between a tensor's elements, ``elements`` away."""
 
     tensor: str
     zone: str
@@ -87,7 +87,7 @@ class DamagedMemory(Evidence):
 
 @dataclass(frozen=True, slots=True)
 class ChangedInput(Evidence):
-    """Elements of an input that a call changed; ``by`` names it, where it is not the case's own."""
+    """Elements of an input that a call changed; ``by`` is the call, unless the case's own."""
 
     input: str
     count: int
@@ -97,7 +97,7 @@ class ChangedInput(Evidence):
 
 @dataclass(frozen=True, slots=True)
 class SliceDifference(Evidence):
-    """A slice whose bits differ, and what they depend on: size, position, neighbours or company."""
+    """A slice whose bits differ, and what they depend on: size, position or neighbours."""
 
     dim: str
     depends_on: str
@@ -110,7 +110,7 @@ class SliceDifference(Evidence):
 
 @dataclass(frozen=True, slots=True)
 class WrongConfig(Evidence):
-    """The config of an autotuned kernel that is wrong; none where the call that tunes it is."""
+    """The wrong config of an autotuned kernel; none if the call that tunes it is wrong."""
 
     kernel: str
     found: Mapping[str, Any]

@@ -1,16 +1,16 @@
-"""`HAZARDS`: codes of findings that a user should know of, though ordinary callers get right results."""
+"""`HAZARDS`: codes of findings that users should know of, with which ordinary callers get right results."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# What each code means, as a clause that follows "hazard:", those about numbers first. All other codes of findings are
-# causes (`diagnosis.causes`).
+# The meaning of each code as a clause after "hazard:", those about numbers first. Other codes are causes
+# (`diagnosis.causes`).
 HAZARDS: Mapping[str, str] = {
-    "nan-swallowed": "the reference is not finite where the kernel is",
+    "nan-swallowed": "the reference is not finite, and the kernel is or has NaN for infinity",
     "undefined-lanes": "the result depends on masked lanes of a load without other=, which Triton leaves undefined",
     "upstream-overwritten": "backward writes into the upstream gradient",
-    "less-accurate": "less accurate than the reference, and no worse than twice what eager PyTorch loses in this dtype",
+    "less-accurate": "less accurate than the reference, and within the fence of eager PyTorch in this dtype",
     "tf32-products": "float32 factors of a product are rounded to TF32, tl.dot's default on a GPU",
     "config-variant-bits": "the bits of the result depend on which autotune config wins",
     "second-backward": "a second backward through a retained graph gives something else",

@@ -1,4 +1,4 @@
-"""Checks `inputs`, `bounds` and `unwritten`: who wrote where, and what the result depends on."""
+"""Checks `inputs`, `bounds` and `unwritten`: wrong writes, and results that depend on foreign memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ZONES = {"before": "before the start of", "after": "past the end of", "between"
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call that changed an input which the case's own call leaves alone, in words. ``slug`` goes into identities."""
+    """A call that changed an input that the case's own call does not, in words; ``slug`` is part of identities."""
 
     slug: str
     who: str
@@ -31,10 +31,7 @@ RECORDING = Call("forward", "forward, while it records a graph,")
 
 
 def check_inputs(changes: Iterable[Change], allowed: Iterable[str], by: Callable[[str], Call] | None = None) -> Verdict:
-    """No input changed in any bit, but for those that the spec lets the kernel write.
-
-    ``by`` tells of each who changed it, where that is not the case's own call.
-    """
+    """No input changed in any bit, except those that the kernel may write; ``by`` names the call that changed each."""
     tolerated = set(allowed)
     for change in changes:
         declared = change.name.partition("[")[0]
@@ -73,11 +70,9 @@ def check_damage(damage: Iterable[Damage]) -> Verdict:
 
 
 def check_access(outcome: Outcome, spec: FusionSpec) -> Verdict | None:
-    """The first wrong access that the interpreter saw, or ``None``.
-
-    Reads of memory that nothing wrote are left to the comparison of two fills: a value that is read and dropped is
-    no bug. Races of plain loads and stores count where results may vary, too: float atomics and locks make none.
-    """
+    """The first wrong access that the interpreter saw, or ``None``."""
+    # Reads of unwritten memory are left to the comparison of fills: a value that is read and dropped is no bug. Races
+    # of plain loads and stores count even where results may vary; float atomics and locks do not cause them.
     for found in outcome.findings.found:
         check = "repeat" if found.kind in ("racing-stores", "racing-load") else "bounds"
         if found.kind == "unwritten-load" or check in spec.without:
@@ -92,7 +87,7 @@ def check_access(outcome: Outcome, spec: FusionSpec) -> Verdict | None:
 
 
 def read_at(outcome: Outcome, *, scratch: bool) -> str:
-    """Which line read memory that nothing wrote, or the gaps of an input, in words; empty where it was not seen."""
+    """The line that read unwritten memory, or an input's gaps, in words; empty where none was seen."""
     sites = (
         [(found.file, found.line, found.code) for found in outcome.findings.found if found.kind == "unwritten-load"]
         if scratch
@@ -105,7 +100,7 @@ def read_at(outcome: Outcome, *, scratch: bool) -> str:
 
 
 def of_elements(check: str, output: str, mask: torch.Tensor, what: str, rest: str = "", *, slug: str) -> Verdict:
-    """The failure of the elements of an output in ``mask``; ``what`` they do wrong, in words, and the ``rest``."""
+    """The failure of the elements in ``mask`` of an output; ``what`` they do wrong, in words, and the ``rest``."""
     count, first = int(mask.sum()), [int(i) for i in mask.nonzero()[0]]
     return failed(
         check,
@@ -119,7 +114,7 @@ def of_elements(check: str, output: str, mask: torch.Tensor, what: str, rest: st
 
 
 def unwritten_mask(a: Outcome, b: Outcome, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor | None:
-    """Elements of an output that hold fresh memory's fill in both runs, each its own; ``None`` where none can."""
+    """Elements of an output that hold the fill of fresh memory in both runs; ``None`` where none can."""
     assert a.watch is not None
     assert b.watch is not None
     first, second = a.watch.unwritten(x), b.watch.unwritten(y)

@@ -1,7 +1,6 @@
 """How many multiprocessors the modelled GPU has: few, so that a persistent kernel has several turns.
 
-The case alone decides, and with it all of its calls: how a kernel splits a sum may follow from what it is told. It is
-told so before it is judged first; what is made of it, for a smaller failure or an experiment, is told the same.
+The case alone decides, as a kernel may split a sum by this number; smaller cases and experiments keep it.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.sizes import count
 from pytest_fusion.interpreter.bridge import modelled_device
 
-# Two turns for the largest tiles in use, of 128 x 128, in the broadest cases (640 x 160). A Jetson Orin Nano has 8.
+# Two turns for the largest common tiles (128 x 128) in the broadest cases (640 x 160). A Jetson Orin Nano has 8.
 FEW, MANY = 8, int(modelled_device.PROPERTIES["multi_processor_count"])
-# In smaller cases hardly anything has so many tiles, and a launcher that asks once, in its first call, is told of an
-# H100; in longer ones a row more is a turn more, and the interpreter runs turns one after the other (21 s, not 4).
+# Smaller cases have too few tiles, and a launcher that asks only in its first call should get an H100's number. In
+# longer ones each row is another turn, and the interpreter runs turns in sequence (21 s instead of 4).
 _FROM, _TO = 100, 2000
 
 
 def with_few(case: Case) -> Case:
-    """The case with ``FEW`` where the longest of its sizes is one of hundreds and no GPU answers for itself."""
+    """The case with ``FEW`` if its longest size is in the hundreds and there is no GPU."""
     longest = max((count(size) for size in case.sizes.values()), default=0)
     if torch.cuda.device_count() > 0 or not _FROM <= longest <= _TO:
         return case
@@ -35,5 +34,5 @@ def multiprocessors_of(case: Case) -> int:
 
 
 def described(case: Case) -> AbstractContextManager[None]:
-    """While it lasts the modelled device is the one of this case; where there is a GPU, that one answers."""
+    """Within this block the modelled device is that of this case; an actual GPU stays itself."""
     return modelled_device.multiprocessors(multiprocessors_of(case))

@@ -1,4 +1,4 @@
-"""The results of a call as named outputs: what it returned, and the inputs that it wrote in place."""
+"""The results of a call as named outputs: returned ones, and inputs written in place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from pytest_fusion.case.containers import leaves, nesting, tensors_by_name
 
-# What the name of an output ends in that is an input.
+# The end of the name of an output that is an input.
 IN_PLACE = " (in place)"
 
 
@@ -41,7 +41,7 @@ def collect(result: Any, arguments: Mapping[str, Any], mutates: Iterable[str], *
 
 
 def spellings(output: str) -> tuple[str, ...]:
-    """What ``deterministic=`` may call an output: ``out[1]``, ``out['dq']`` or plain ``dq``, the name of an input."""
+    """Names that ``deterministic=`` may use for an output: ``out[1]``, ``out['dq']``, ``dq``, or an input's name."""
     if output.endswith(IN_PLACE):
         inner = output.removesuffix(IN_PLACE)
         return (output, inner, inner.partition("[")[0])

@@ -1,7 +1,4 @@
-"""One case judged with a change that no case can state: in its values, or in the layout of given values.
-
-What comes back keeps the tensors, for a diagnosis to look at.
-"""
+"""One case judged with changed values, or given values in another layout, which no case can state."""
 
 from __future__ import annotations
 
@@ -45,16 +42,16 @@ from pytest_fusion.run.placing import Placed, laid_apart
 Edit = Callable[[dict[str, Any]], dict[str, Any]]
 Against = OutputLanes | torch.Tensor
 
-# Checks whose failures one call shows; the others need what `Trial.run` does: calls that are compared.
+# Checks that one call can fail; the others compare calls, as `Trial.run` does.
 _ONE_CALL = frozenset({"values", "gradients", "error"})
 
 
 @dataclass(slots=True)
 class Probe:
-    """What one call showed. ``got`` and ``expected`` are the outputs by name, ``lanes`` what they are judged by.
+    """The result of one call: outputs ``got`` and ``expected`` by name, and the ``lanes`` that judge them.
 
-    They are empty where the call or the reference failed. ``logical`` holds the inputs' values, ``placed`` the tensors
-    that the kernel was given, ``trial`` what runs a backward.
+    They are empty where the call or the reference failed. ``placed`` are the kernel's tensors; ``trial`` runs a
+    backward.
     """
 
     result: CaseResult
@@ -74,10 +71,9 @@ class Probe:
 def probe(
     context: Context, case: Case, check: str, *, laid: Case | None = None, edit: Edit | None = None, again: bool = False
 ) -> Probe:
-    """Judge the values of ``case``, changed by ``edit``, in the layout of ``laid``, by ``check`` and what precedes it.
+    """Judge ``case``, changed by ``edit``, in the layout of ``laid``, by ``check`` and the checks before it.
 
-    ``again`` also calls with changed values at the same addresses. Rejections are those of ``judge_case``; an edit may
-    raise ``ImpossibleCase``. Raises ``SpecError`` where the reference does not bear the values.
+    An edit may raise ``ImpossibleCase``. Raises ``SpecError`` where the reference cannot take the values.
     """
     quiet = {**context.spec.without, "vacuity": "not needed", "invariance": "not needed"}
     every = replace(context, spec=context.spec.with_(without=quiet))
@@ -128,7 +124,7 @@ def _probe(every: Context, case: Case, check: str, laid: Case, edit: Edit | None
 
 
 def _judge(found: Probe, trial: Trial, first: Outcome, check: str, *, again: bool) -> None:
-    """Judge the first call, and what else the check needs."""
+    """Judge the first call, and make other calls that the check needs."""
     context, result = trial.context, found.result
     assert found.placed is not None
     got = trial.collect(first, found.placed)
@@ -153,10 +149,9 @@ def _judge(found: Probe, trial: Trial, first: Outcome, check: str, *, again: boo
 
 
 def gradient(found: Probe, name: str, order: Sequence[int] | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """The kernel's gradient of an input, whether right or wrong, and its exact value in float64.
+    """The kernel's gradient of an input, right or wrong, and its exact value in float64; ``None`` without both.
 
-    ``order`` rearranges the upstream gradients along their only axis of its length. ``None`` where there is no such
-    axis, no such gradient, or a backward fails.
+    ``order`` permutes the upstream gradients along their only axis of its length.
     """
     if found.trial is None:
         return None
@@ -176,7 +171,7 @@ def gradient(found: Probe, name: str, order: Sequence[int] | None = None) -> tup
 
 
 def _comparable(found: Probe) -> bool:
-    """Whether the outputs have the structure that comparing their values takes."""
+    """Whether outputs have equal names, shapes and dtypes."""
     shapes = [{name: (t.shape, t.dtype) for name, t in side.items()} for side in (found.got, found.expected)]
     return shapes[0] == shapes[1]
 

@@ -1,4 +1,4 @@
-"""`ReferenceRuns`: further runs of the reference on the inputs of a case, each made when it is first read."""
+"""`ReferenceRuns`: further runs of the reference on a case's inputs, each made when first read."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class ReferenceRuns:
         return self._lanes[key][name]
 
     def laid_lanes(self, name: str, count: int) -> OutputLanes | None:
-        """Lanes of one output from the reference on inputs in their layouts: ``F.linear`` rounds once more before it
-        adds a bias that has a stride, unless ``x`` is a matrix. ``None`` where all are contiguous, or it does not take
-        them so, or means something else by them."""
+        """Lanes from the reference on inputs in their layouts; ``None`` if contiguous, refused or read otherwise."""
+        # ``F.linear`` rounds once more before it adds a strided bias, unless ``x`` is a matrix.
+        # ``F.linear`` rounds once more before it adds a strided bias, unless ``x`` is a matrix.
         if self._laid is None:
             self._laid = {}
             placed = place(self.logical, self.result.case, self.context.device, FILLS[0])
@@ -57,7 +57,7 @@ class ReferenceRuns:
         )
 
     def eager(self, name: str) -> torch.Tensor | None:
-        """What the reference comes to in eager 16 bits for one output; ``None`` where no input is of 16 bits."""
+        """The reference's result in eager 16 bits for one output; ``None`` where no input has 16 bits."""
         if self._eager is None:
             runs: list[ReferenceRun] = []
 

@@ -1,4 +1,4 @@
-"""All checks, in the order in which a case is judged and reported: an earlier finding explains a later one."""
+"""All checks, in the order of judging and reporting: an earlier finding explains a later one."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _added: list[Check] = []
 
 
 def checks() -> tuple[Check, ...]:
-    """Ours, then those of plugins."""
+    """The package's checks, then those of plugins."""
     return (*OURS, *_added)
 
 
 def extend(added: Iterable[Check]) -> None:
-    """Make these the checks of plugins. Raises ``FusionError`` for a name that is taken, or for no check."""
+    """Set the checks of plugins. Raises ``FusionError`` for a taken name, or something else than a check."""
     found: list[Check] = []
     for check in added:
         if not isinstance(check, Check) or check.run is None:
@@ -58,12 +58,12 @@ def switches() -> list[str]:
 
 
 def of(verdict: Verdict) -> Check | None:
-    """The check that concludes under the verdict's name."""
+    """The check with the verdict's name."""
     return next((check for check in checks() if check.reported and check.name == verdict.check), None)
 
 
 def missing(spec: FusionSpec, device: torch.device) -> dict[str, str]:
-    """Why each check that cannot run for a spec cannot, by name."""
+    """Why checks cannot run for a spec, by name."""
     reasons = {check.name: check.missing(spec, device) for check in checks()}
     return {name: reason for name, reason in reasons.items() if reason is not None}
 
@@ -75,16 +75,16 @@ def summaries(context: Context) -> list[Verdict]:
 
 
 def conclusions(context: Context, judged: int, *, failing: bool = False) -> list[Verdict]:
-    """The last verdicts on a test that passed so far, or is ``failing``; one of them may fail it."""
+    """The last verdicts on a test that passed so far, or is ``failing``; one may fail it."""
     able = [check for check in checks() if context.on(check.name) and (check.beside or not failing)]
     return [verdict for check in able if (verdict := check.conclude(context, judged)) is not None]
 
 
 def closes(spec: FusionSpec, device: torch.device) -> bool:
-    """Whether any check wants one more case when all have passed."""
+    """Whether any check needs one more case when all have passed."""
     return any(check.closes(spec, device) for check in checks())
 
 
 def notes(context: Context) -> list[str]:
-    """Sentences for the report about what is no failure."""
+    """Sentences for the report about things that are no failure."""
     return [note for check in checks() for note in check.notes(context)]

@@ -1,4 +1,4 @@
-"""Check `structure`: nesting, shape, dtype, device, plain values, and memory shared that should not be."""
+"""Check `structure`: nesting, shape, dtype, device, plain values, and wrongly shared memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_fusion.case.containers import has_no_equality
 from pytest_fusion.checks.outputs import Outputs
 from pytest_fusion.checks.verdict import Verdict, failed, passed
 
-# Beyond this many elements the exact test for interleaved views gives way to the comparison of extents.
+# Above this size interleaved views are compared by extents, not exactly.
 _EXACT_OVERLAP_ELEMENTS = 1 << 20
 
 
@@ -34,7 +34,7 @@ def _addresses(t: torch.Tensor) -> torch.Tensor:
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have an element's memory in common; interleaved views that do not touch have none."""
+    """Whether two tensors share memory of an element; interleaved views that do not touch share none."""
     if a.device != b.device or a.layout is not torch.strided or b.layout is not torch.strided:
         return False
     (a0, a1), (b0, b1) = _extent(a), _extent(b)
@@ -46,17 +46,17 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _laps(t: torch.Tensor) -> bool:
-    """Whether elements of the tensor share memory with each other, by a stride of 0: no other layout does that."""
+    """Whether elements share memory with each other, by a stride of 0, the only layout with that."""
     return any(stride == 0 and size > 1 for stride, size in zip(t.stride(), t.shape, strict=True))
 
 
 def _in_one_element(x: str, y: str, pairs: Collection[tuple[str, str]], inputs: Mapping[str, torch.Tensor]) -> bool:
-    """Whether two outputs are views of an input whose own elements share memory: there views that are apart meet."""
+    """Whether two outputs are views of an input whose elements share memory, where separate views may meet."""
     return any((x, name) in pairs and (y, name) in pairs and _laps(t) for name, t in inputs.items())
 
 
 def sharing(outputs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> set[tuple[str, str]]:
-    """Pairs of an output and an input, or two outputs, that share memory, but for what an input's own layout does."""
+    """Pairs of an output and an input, or two outputs, that share memory, except by an input's own layout."""
     pairs = {(o, i) for o, a in outputs.items() for i, b in inputs.items() if overlap(a, b)}
     for (x, a), (y, b) in itertools.combinations(outputs.items(), 2):
         if overlap(a, b) and not _in_one_element(x, y, pairs, inputs):
@@ -67,10 +67,10 @@ def sharing(outputs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tens
 def check_structure(
     fused: Outputs, reference: Outputs, *, shared: Collection[tuple[str, str]] = (), precision: float = 1e-5
 ) -> Verdict:
-    """Compare what the two calls returned, apart from the tensors' elements.
+    """Compare the returned structures, apart from tensor elements.
 
-    ``shared`` are pairs of names with memory in common, which those of the reference do not have; ``precision`` is the
-    relative error allowed of a Python float.
+    ``shared``: names with shared memory, unlike the reference's; ``precision``: relative error allowed for a Python
+    float.
     """
     if fused.shape != reference.shape:
         advice = ": does the test return what its kernel returned?" if fused.shape == "None" else ""
@@ -128,10 +128,8 @@ def check_structure(
 
 
 def _posing(got: torch.Tensor, expected: torch.Tensor) -> str | None:
-    """What makes it more than a tensor of numbers: a subclass or methods of its own decide what comparisons see.
-
-    A subclass that the reference returns too is meant (quantised tensors), and a parameter is a plain tensor.
-    """
+    """What makes a tensor special: a subclass or own methods can change what comparisons see."""
+    # A subclass that the reference returns too (quantised tensors) and a parameter are allowed.
     if type(got) not in (torch.Tensor, torch.nn.Parameter, type(expected)):
         return f"a {type(got).__name__}, the reference's is a {type(expected).__name__}"
     hidden = sorted(name for name in vars(got) if hasattr(torch.Tensor, name)) if hasattr(got, "__dict__") else []
@@ -140,9 +138,9 @@ def _posing(got: torch.Tensor, expected: torch.Tensor) -> str | None:
 
 def _same_plain(got: object, expected: object, precision: float) -> bool:
     if isinstance(got, float) and isinstance(expected, float):
-        # A Python float has left the lanes behind, so the inputs' own precision is all that can be told.
+        # The lanes do not follow a Python float, so only the inputs' precision is known.
         return math.isclose(got, expected, rel_tol=precision) or (math.isnan(got) and math.isnan(expected))
     if has_no_equality(got):
-        return True  # objects that compare by identity: equal types are all that can be asked
+        return True  # objects that compare by identity: only their types can be compared
     same = got == expected
     return bool(same.all()) if hasattr(same, "all") else bool(same)

@@ -46,22 +46,20 @@ from pytest_fusion.run.fused import Outcome, run_fused
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import Placed, place, rewrite
 
-# Fewer elements than this tell little about a statistic, so more lanes are asked (tolerance.md).
+# Fewer elements are weak evidence for a statistic, so more lanes are used.
 _FEW_ELEMENTS = 16
-# How often both fills are run again before a difference between them is no chance: two outcomes that are equally likely
-# must not pass for an effect of the fill, and 2^-16 of them do. While a failure shrinks that question is answered, but
-# where chance is declared it is asked anew.
+# How often both fills run again before a difference between them is no chance: two equally likely outcomes pass for an
+# effect of the fill in 2^-16. While a failure shrinks that is known, except where chance is declared.
 _CHANCES, _CHANCES_WHILE_SHRINKING = 8, 2
-# Calls under each fill that must agree before it is the first call of a case that differs: of an output that is another
-# every other time, one case in 64 is taken for that.
+# Calls under each fill that must agree before the first call of a case is to blame: an output that alternates passes
+# for that in one case in 64.
 _LATER = 3
 
 
 class Trial:
-    """The checks of one case that has both a fused result and a reference.
+    """One case's results and reference. ``alone`` judges another case without calling it twice.
 
-    ``alone`` judges another case without calling it twice. ``thorough`` says whether this is one of the cases that
-    more is asked of: the first few of a test, and every tenth.
+    ``thorough``: one of the cases with more calls, the first few of a test and every tenth.
     """
 
     def __init__(
@@ -75,7 +73,7 @@ class Trial:
         draws: Draws | None = None,
     ) -> None:
         self.alone, self.thorough, self.draws = alone, False, draws
-        # Copies of the results that were judged, before further calls; made where the case is thorough.
+        # Copies of the judged results before further calls; only in thorough cases.
         self.judged: dict[str, torch.Tensor] = {}
         self.context, self.result, self.logical = context, result, logical
         self.reference, self.expected = reference, expected
@@ -84,6 +82,8 @@ class Trial:
         self.sampled = self.set_apart()
         # Whether the reference may round to 16 bits on its way.
         self.narrow = any(t.dtype in NARROW for t in tensors_of(logical).values())
+        wide = (t for t in tensors_of(logical).values() if t.is_floating_point() and t.element_size() > 1)
+        self.infinite = any(bool(t.isposinf().any()) for t in wide)
         self.runs = ReferenceRuns(context, result, logical, reference)
         self._excused: set[str] | None = None
 
@@ -98,7 +98,7 @@ class Trial:
             shared = structure.sharing(self.returned(got), ours)
             shared -= structure.sharing(self.returned(self.expected), theirs)
             verdict = structure.check_structure(got, self.expected, shared=shared, precision=precision(self.logical))
-        # A result of the wrong shape or dtype cannot be compared any further, switched off or not.
+        # A result of the wrong shape or dtype cannot be compared further, even with the check off.
         if note(verdict) or (verdict.failed and "aliasing" not in verdict.identity):
             return
         changes = placed.arena.changed()
@@ -135,19 +135,19 @@ class Trial:
                 self.call_again(got, other)
 
     def with_(self, logical: Mapping[str, Any], case: Case, context: Context | None = None) -> Trial:
-        """A trial of other inputs with the outputs of the same reference; none of its own are judged."""
+        """A trial of other inputs with the same reference's outputs; none of its own are judged."""
         result = replace(self.result, case=case)
         return Trial(context or self.context, result, logical, self.reference, self.expected, self.alone, self.draws)
 
     def set_apart(self) -> dict[str, torch.Tensor]:
-        """The reference's probabilities of sampled outputs, taken out of what is compared element by element."""
+        """The reference's probabilities of sampled outputs, removed from those compared element by element."""
         apart = {name: self.expected.tensors.pop(name) for name in self.order if name in self.spec.sampled}
         if apart:
             self.leave_out_others()
         return apart
 
     def leave_out_others(self) -> None:
-        """Take what is no longer expected out of what the reference gave."""
+        """Remove what is no longer expected from the reference's results."""
         reference, keep = self.reference, [i for i, name in enumerate(self.order) if name in self.expected.tensors]
         reference.lanes = [reference.lanes[i] for i in keep] if reference.lanes else []
         reference.native = [reference.native[i] for i in keep]
@@ -157,7 +157,7 @@ class Trial:
         return conclude(self.context, self.result, verdict)
 
     def note_values(self, got: Outputs, verdicts: Mapping[str, ValuesVerdict]) -> bool:
-        """Note what is known of the values of all outputs; true where one is wrong, found before or not."""
+        """Note the verdicts on all outputs' values; True where one is wrong, new or known."""
         for found in values_check.swallowed("values", verdicts):
             self.note(found)
         values = values_check.as_verdict(verdicts)
@@ -166,7 +166,7 @@ class Trial:
         return values.failed and self.context.on("values")
 
     def stop(self, outcome: Outcome) -> bool:
-        """A repeated call raised: it refused the case after all, or that is the finding."""
+        """End the case where a repeated call raised: a late refusal, or the finding."""
         assert outcome.error is not None
         kind = rejection(self.spec, outcome.error)
         if kind is not None:
@@ -176,10 +176,8 @@ class Trial:
         return self.note(error_verdict(outcome))
 
     def forbid_nothing(self) -> None:
-        """Raise ``SpecError`` where the spec names nothing to compare; a list may be empty in this case.
-
-        An object with tensors inside that are not compared raises too: equal types would pass for equal results.
-        """
+        """Raise ``SpecError`` where the spec names nothing to compare; a list may be empty in this case."""
+        # An object whose inner tensors are not compared counts too: equal types would pass for equal results.
         for name, value in self.expected.plain.items():
             inner = hidden(value)
             if inner is not None or (not self.expected.tensors and has_no_equality(value)):
@@ -209,17 +207,17 @@ class Trial:
             )
 
     def read_only(self, arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """The inputs whose memory stays the caller's: results may share memory that the kernel is allowed to write."""
+        """The inputs that the kernel may not write; results may share memory with the others."""
         given_up, tensors = self.spec.given_up, arguments.items()
         return {name: t for name, t in tensors if isinstance(t, torch.Tensor) and name not in given_up}
 
     def returned(self, outputs: Outputs) -> dict[str, torch.Tensor]:
-        """Outputs that the call returned, without inputs written in place, which are their own memory."""
+        """Returned outputs, without inputs written in place, which are their own memory."""
         written = {id(t) for name, t in outputs.tensors.items() if name.endswith(IN_PLACE)}
         return {name: t for name, t in outputs.tensors.items() if id(t) not in written}
 
     def collect(self, outcome: Outcome, placed: Placed) -> Outputs:
-        """The kernel's outputs; what one of an in-place kernel and its reference returns alone is left out."""
+        """The kernel's outputs; a return value that only the in-place kernel or its reference has is left out."""
         got = collect(outcome.result, placed.arguments, self.spec.mutates)
         if self.spec.mutates and (outcome.result is None) != (self.reference.result is None):
             got = collect(None, placed.arguments, self.spec.mutates, returned=False)
@@ -228,15 +226,15 @@ class Trial:
         return got
 
     def explain_difference(self, got: Outputs, other: Outputs) -> bool:
-        """Two runs under different fills differ: is it chance, undefined lanes, the inputs' surroundings, fresh memory?
+        """Explain a difference between fills: chance, undefined lanes, the inputs' surroundings, or fresh memory.
 
-        What differs between two runs under one fill is chance. True when that ends the case.
+        A difference between two runs under one fill is chance. True when it ends the case.
         """
         spec, context, case = self.spec, self.context, self.result.case
         chance: set[str] = set()
         answered = context.focus.until is not None and not any(map(self.tolerates, got.tensors))
         rounds = _CHANCES_WHILE_SHRINKING if answered else _CHANCES
-        # Back and forth: A B, A B B A ... falls out of step with a kernel that takes turns between two buffers.
+        # Back and forth: A B, A B B A ... is out of step with a kernel that alternates between two buffers.
         runs = list(zip(FILLS, (got, other), strict=True))
         for fill, before in [run for turn in range(rounds) for run in (runs[::-1] if turn % 2 else runs)]:
             if repeat.first_difference(_without(got, chance), other.tensors) is None:
@@ -247,7 +245,7 @@ class Trial:
             now = self.collect(outcome, placed)
             while (same := repeat.first_difference(_without(before, chance), now.tensors)) is not None:
                 if not self.tolerates(same[0]):
-                    # A thread that still writes to what was returned may undo the difference before it is measured.
+                    # A thread that still writes to a result may undo the difference before it is measured.
                     varied = repeat.variations(self.steady(before.tensors), [now.tensors]) or [repeat.seen(*same)]
                     if before is got and self.agree(now, other):
                         return self.note(repeat.varies(varied, repeat.FIRST, runs=3 + 2 * _LATER))
@@ -273,7 +271,7 @@ class Trial:
         return self.note(memory.of_elements(check, *difference, f"depend on {source}", slug=slug))
 
     def agree(self, *earlier: Outputs) -> bool:
-        """Whether later calls give what an ``earlier`` one gave under each fill: the case's first call differs."""
+        """Whether later calls give what an ``earlier`` one gave under each fill: only the case's first call differs."""
         for _ in range(_LATER):
             for fill, before in zip(FILLS, earlier, strict=True):
                 outcome, placed = call(self.context, self.result.case, self.logical, fill)
@@ -283,7 +281,7 @@ class Trial:
         return True
 
     def second(self, first: Outcome, got: Outputs) -> tuple[Outcome, Placed]:
-        """The call under the other fill, with poison in undefined lanes unless that changes anything by itself."""
+        """The call under the other fill, with poison in undefined lanes unless poison alone changes a result."""
 
         def called(fill: str) -> tuple[Outcome, Placed]:
             return call(self.context, self.result.case, self.logical, fill)
@@ -303,7 +301,7 @@ class Trial:
         return called(FILLS[1])
 
     def tolerates(self, output: str) -> bool:
-        """Whether ``deterministic=`` lets this output, or gradient, vary."""
+        """Whether this output, or gradient, may vary by ``deterministic=``."""
         return varies(self.spec.deterministic, output)
 
     def steady(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -311,15 +309,12 @@ class Trial:
         return {name: t for name, t in tensors.items() if not self.tolerates(name)}
 
     def wrong(self, result: Any, placed: Placed) -> Verdict | None:
-        """What is wrong with what another call returned; ``None`` where nothing is."""
+        """The failure of another call's results; ``None`` if they are right."""
         found = self.compare(self.collect(Outcome(result=result), placed))
         return found if found.failed else None
 
     def compare(self, got: Outputs, *, keep: bool = False, excused: bool = True) -> Verdict:
-        """The verdict on another result, by structure and values; what it shares memory with does not count.
-
-        ``keep`` a wrong one for the picture of its errors. Unless ``excused`` is False, `excused` outputs are left out.
-        """
+        """The verdict on another result, without aliasing; ``keep`` a wrong one for the picture of its errors."""
         verdict = structure.check_structure(got, self.expected, precision=precision(self.logical))
         if verdict.failed:
             return verdict if self.context.on("structure") else passed("structure")
@@ -337,8 +332,7 @@ class Trial:
     def judge_tensor(
         self, index: int, candidate: torch.Tensor, *, grade: bool = False, laid: bool = True
     ) -> ValuesVerdict:
-        """``laid=False`` leaves out other runs of the reference, for what the inputs' layout or 16 bits may excuse: of
-        results that are made wrong on purpose they excuse none."""
+        """The verdict on one output. Without ``laid`` (planted errors), layout and 16 bits excuse nothing."""
         lanes = self.reference.lanes
         name, native = self.order[index], self.reference.native[index]
         many = MANY_LANES if native.numel() >= _FEW_ELEMENTS else MOST_LANES
@@ -356,12 +350,13 @@ class Trial:
                 (lambda: self.runs.fresh_lanes(name, many, "F")) if self.narrow else None,
                 (lambda: self.runs.laid_lanes(name, many)) if laid and not coarse else None,
                 (lambda: self.runs.eager(name)) if laid and self.narrow else (lambda: None),
+                infinite=self.infinite,
             )
 
         return tf32.judged(self.context, native, judge)
 
     def excused(self) -> set[str]:
-        """Outputs that a plain call gets wrong, which is waived or was found before: no other check judges them."""
+        """Outputs that a plain call gets wrong, waived or known; no other check judges them."""
         if self._excused is None and self.context.on("values") and not self.context.focus.known:
             return set()
         if self._excused is None:
@@ -371,7 +366,7 @@ class Trial:
         return self._excused
 
     def judge_varying(self, tensors: Mapping[str, torch.Tensor]) -> Verdict:
-        """The verdict on the values of what ``deterministic=`` lets vary: whatever they are, they are right."""
+        """The verdict on values of outputs that may vary by ``deterministic=``; they must still be right."""
         judged = {
             name: self.judge_tensor(index, tensors[name])
             for index, name in enumerate(self.order)
@@ -380,8 +375,7 @@ class Trial:
         return values_check.as_verdict(judged)
 
     def keep(self, got: Outputs, verdicts: Mapping[str, ValuesVerdict]) -> None:
-        """Remember the output that the verdict is about, for the picture of its errors: of a hazard only where that
-        is sought, since a failure may follow."""
+        """Store the failing output for the picture of errors; a hazard's only if sought, as a failure may follow."""
         name, sought = values_check.worst_of(verdicts), self.context.focus.sought
         if name is not None and (verdicts[name].grade == "D" or sought == values_check.as_verdict(verdicts).identity):
             right = verdicts[name].by or self.reference.native[self.order.index(name)]
@@ -394,13 +388,13 @@ class Trial:
             for i, name in enumerate(self.order):
 
                 def accepts(wrong: torch.Tensor, i: int = i) -> bool:
-                    # One that loses NaN alone is accepted: that is a hazard, which fails no test.
+                    # Losing NaN alone is accepted: it is a hazard, which fails no test.
                     return self.judge_tensor(i, wrong, laid=False).ok
 
                 self.context.progress.vacuity.observe(name, self.reference.native[i], accepts)
 
     def call_again(self, got: Outputs, placed: Placed) -> None:
-        """Changed values at the same addresses: a cached answer, or state left by the first call, shows here."""
+        """Call with changed values at the same addresses, which shows cached answers and state of the first call."""
         context, spec = self.context, self.spec
         case, logical = other_values(context, self.result.case, self.logical, "again")
         if logical is None:
@@ -429,7 +423,7 @@ class Trial:
             cause = "cached-answer" if stale else None
         if not verdict.failed or verdict.statistical:
             return
-        # What is kept by shape spoils every later call of these sizes: judged alone, it would look like a wrong value.
+        # Something kept by shape spoils every later call of these sizes: alone, the case would show a wrong value.
         certain = cause and _varied(before) and not self.result.waived
         alone = CaseResult(case) if certain else self.alone(case)
         if alone.rejected is not None or alone.waived or alone.spoiled_by():
@@ -452,7 +446,7 @@ class Trial:
 
 
 def _varied(outputs: Mapping[str, torch.Tensor]) -> bool:
-    """Whether an output has two broken numbers or more, which no kernel that ignores its input gets right."""
+    """Whether an output has two or more non-integers, which a kernel that ignores its input does not get right."""
     floating = [t.detach().double() for t in outputs.values() if t.is_floating_point()]
     broken = [t[t.isfinite() & (t != t.round())] for t in floating]
     return any(bool((t != t[0]).any()) for t in broken if len(t))

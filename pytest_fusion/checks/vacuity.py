@@ -1,4 +1,4 @@
-"""Check `vacuity`: a test in which a wrong answer would have passed everywhere proves nothing and fails itself."""
+"""Check `vacuity`: a test in which a wrong answer would pass everywhere proves nothing and fails."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pytest_fusion.checks.verdict import Verdict, failed, hazard, passed, unknow
 from pytest_fusion.oracle.rounding import significand
 from pytest_fusion.run import pristine
 
-# Significand bits, hidden one included, of the next lower precision: float32 and float16 -> bfloat16's (float16's 11
-# are TF32's too, which a tolerance may be meant for), bfloat16 -> float8_e4m3's, float64 -> float32's.
+# Significand bits with the hidden one, of the next lower precision: bfloat16's for float32 and float16 (11 bits are
+# TF32's too, which a tolerance may allow), float8_e4m3's for bfloat16, float32's for float64.
 _LOWER_BITS = {torch.float64: 24, torch.float32: 8, torch.float16: 8, torch.bfloat16: 4}
-# Fewer judged cases than this say nothing about what a run would have let through.
+# Fewer judged cases do not show what a run would let through.
 ENOUGH_CASES = 5
 
 _MEANING = {
@@ -26,7 +26,7 @@ _COARSE = "lower-precision"
 
 
 class Vacuity:
-    """Collects, over all cases, which wrong answers some case would have refuted."""
+    """Records, over all cases, which wrong answers some case refuted."""
 
     def __init__(self) -> None:
         self._open: dict[str, set[str]] = {}
@@ -34,7 +34,7 @@ class Vacuity:
         self._previous: dict[str, torch.Tensor] = {}
 
     def observe(self, name: str, right: torch.Tensor, accepts: Callable[[torch.Tensor], bool]) -> None:
-        """Try the wrong answers that no case refuted yet. ``accepts`` is the case's own judge of this output."""
+        """Try the wrong answers that no case has refuted. ``accepts`` is the case's own judge of this output."""
         pending = self._open.setdefault(name, set(_MEANING))
         tried = self._tried.setdefault(name, {})
         for kind in sorted(pending):
@@ -68,15 +68,13 @@ class Vacuity:
         if bits is None:
             return None
         wrong = significand(right, bits)
-        # Outputs such as masks and small integers are exact in any precision: rounding them is no wrong answer.
+        # Masks and small integers are exact in any precision: rounded, they are not wrong.
         return None if pristine.equal(wrong.nan_to_num(), right.nan_to_num()) else wrong
 
     def conclude(self, judged: int, *, fixed: bool = False) -> Verdict:
-        """The verdict over the whole run.
-
-        A ``fixed`` tolerance under which a result of the next lower precision passes is a hazard. Under the automatic
-        one it passes only where the reference itself is that coarse inside, which is noted.
-        """
+        """The verdict over the whole run; ``fixed``: by a fixed tolerance."""
+        # A fixed tolerance that accepts the next lower precision is a hazard. The automatic one does so only where the
+        # reference is that coarse inside, which is noted.
         if judged < ENOUGH_CASES:
             return unknown("vacuity", f"only {judged} case(s) were judged; {ENOUGH_CASES} are needed for a verdict")
         if not self._open:

@@ -1,4 +1,4 @@
-"""Check `values`: each output against the reference's lanes, or against a fixed tolerance where one was insisted on."""
+"""Check `values`: each output against the reference's lanes, or a fixed tolerance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pytest_fusion.oracle.tolerance import ValuesVerdict, judge_output, judge_pl
 from pytest_fusion.oracle.tolerance.output_judge import excess_by
 from pytest_fusion.spec.promises import Tolerance
 
-# Of the largest element: sums of float64 in another order are closer, and one in float32 is not.
+# Relative to the largest element: float64 sums in another order are closer, float32 sums are not.
 _ALIKE = 2.0**-40
 
 
@@ -30,21 +30,28 @@ def judge_one(
     wide: Callable[[], OutputLanes] | None = None,
     laid: Callable[[], OutputLanes | None] | None = None,
     eager: Callable[[], torch.Tensor | None] = lambda: None,
+    size: float | None = None,
+    infinite: bool = False,
 ) -> ValuesVerdict:
     """Judge one output by the policy in force; ``fine`` gives the lanes that a grade needs, ``wide`` those of float32
     where the reference computes in 16 bits, ``laid`` those of the reference on the inputs as they lie, ``eager`` what
-    it comes to op by op in 16 bits. Elements that lost NaN or infinity are left out of the verdict,
-    and named by it."""
+    it comes to op by op in 16 bits; ``size`` is that of a gradient's elements before anything cancels, and
+    ``infinite`` says that an input holds infinity. Elements that lost NaN or infinity are left out of the verdict, and
+    named by it."""
 
     def judged(got: torch.Tensor) -> ValuesVerdict:
         if isinstance(tolerance, Tolerance):
             return judge_plain(got, native, tolerance.rtol, tolerance.atol)
         assert few is not None
         assert more is not None
-        return judge_output(got, few, more, fine=fine, wide=wide, laid=laid, eager=eager)
+        return judge_output(got, few, more, fine=fine, wide=wide, laid=laid, eager=eager, size=size)
 
     verdict = judged(candidate)
-    if verdict.ok or verdict.statistic == "shape" or not bool((lost := _lost(candidate, native)).any()):
+    if verdict.ok or verdict.statistic == "shape":
+        return verdict
+    masks = native == -torch.inf if few is None else few.oracle == -torch.inf
+    lost = _lost(candidate, native, masks & (not infinite))
+    if not bool(lost.any()):
         return verdict
     lost &= excess_by(candidate, verdict.by or native, tolerance).isinf()
     if not bool(lost.any()):
@@ -62,10 +69,16 @@ def judge_one(
     return replace(judged(torch.where(lost, native, candidate)), swallowed=swallowed)
 
 
-def _lost(got: torch.Tensor, native: torch.Tensor) -> torch.Tensor:
-    """Elements that are finite where the reference is NaN or infinite, or infinite where it is NaN."""
+def _lost(got: torch.Tensor, native: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
+    """Elements that are finite where the reference is NaN or infinite, and those where one has NaN and the other
+    infinity: no caller uses either.
+
+    ``masks`` are left out of the latter: minus infinity that is the logarithm of 0, or a masked score, is a number that
+    callers use. It is none where a finite result is too large for the dtype, nor where inputs hold plus infinity.
+    """
     got, native = (t.float() if t.element_size() == 1 else t for t in (got.detach(), native))
-    return (got.isfinite() & ~native.isfinite()) | (~got.isnan() & native.isnan())
+    exchanged = (got.isnan() != native.isnan()) & ~masks
+    return ~native.isfinite() & (got.isfinite() | exchanged)
 
 
 def swallowed(check: str, verdicts: Mapping[str, ValuesVerdict]) -> list[Verdict]:
@@ -78,7 +91,7 @@ def swallowed(check: str, verdicts: Mapping[str, ValuesVerdict]) -> list[Verdict
 
 
 def meant_alike(lanes: OutputLanes, laid: OutputLanes) -> OutputLanes | None:
-    """``laid`` where the reference means the same by inputs in other layouts, and only its rounding differs."""
+    """``laid`` where the reference means the same for inputs in other layouts, up to rounding."""
     one, other = lanes.oracle, laid.oracle
     if one.shape != other.shape or not bool((one.isfinite() == other.isfinite()).all()):
         return None
@@ -89,7 +102,7 @@ def meant_alike(lanes: OutputLanes, laid: OutputLanes) -> OutputLanes | None:
 def eager_of(
     call: Callable[[], Sequence[torch.Tensor]], names: Callable[[], Sequence[str]], seed: int
 ) -> dict[str, torch.Tensor]:
-    """By name what ``call`` comes to in eager 16 bits; empty where it raises. ``names`` are those of its results."""
+    """The results of ``call`` in eager 16 bits, by ``names``; empty where it raises."""
     try:
         results = run_eager(call, seed=seed)
     except (ReferenceFailed, RuntimeError, TypeError):
@@ -98,7 +111,7 @@ def eager_of(
 
 
 def worst_of(verdicts: Mapping[str, ValuesVerdict]) -> str | None:
-    """The output of the worst grade, of these by the largest ratio; ``None`` of no outputs."""
+    """The output with the worst grade, then the largest ratio; ``None`` without outputs."""
     return max(verdicts, key=lambda name: (_badness(verdicts[name]), verdicts[name].ratio), default=None)
 
 

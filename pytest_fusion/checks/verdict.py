@@ -1,4 +1,4 @@
-"""What a check concludes, as plain data: no tensor, so that it survives xdist and a forked child."""
+"""The conclusion of a check, as plain data."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pytest_fusion.checks.hazards import HAZARDS
 
 Status = Literal["pass", "fail", "hazard", "unknown"]
 
-# Parts of checks, as ``without=`` names them.
+# Parts of checks, as in ``without=``.
 GRADIENTS = "invariance:gradients"
 SECOND = "gradients:second"
 
-# How the reason of an unknown begins that needs no action.
+# How the reason of an `unknown` begins that needs no action.
 NOT_WANTED = ("not requested: ", "nothing to judge: ")
 
 _NOTHING = Facts()
@@ -25,12 +25,10 @@ _NOTHING = Facts()
 class Verdict:
     """The conclusion of one check on one case.
 
-    ``reason`` is one sentence for people. A ``hazard`` has a ``code`` of `HAZARDS` and ends no case. ``statistical``
-    marks a failure or a hazard that rests on a statistic and must be repeated by fresh values before it counts.
-    ``identity`` names the bug rather than the case: shrinking stays on one identity. ``output`` is the output, or the
-    gradient as ``dx``, that it is about. ``cause`` is a cause that the check found by itself, ``because`` a sentence
-    that says how. ``inner`` is the check that failed under other circumstances (a config, a compiler, a stream), for a
-    check that applies others there.
+    ``reason`` is one sentence. A ``hazard`` has a ``code`` of `HAZARDS` and ends no case. ``statistical``: a failure or
+    hazard by a statistic, which fresh values must repeat. ``identity`` names the bug, not the case: shrinking keeps it.
+    ``output``: the output, or the gradient as ``dx``. ``cause`` is one that the check itself found, ``because`` how.
+    ``inner``: the check that failed under a config, compiler or stream that this check applies.
     """
 
     check: str

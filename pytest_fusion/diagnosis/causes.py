@@ -1,4 +1,4 @@
-"""The causes that a failure may have, by slug, and the one that a verdict names by itself."""
+"""The causes of failures, by slug, and the cause that a verdict names by itself."""
 
 from __future__ import annotations
 
@@ -43,7 +43,6 @@ CAUSES: dict[str, str] = {
     "missing-max-subtraction": "an exponential overflows or vanishes because its argument's maximum is not taken away",
     "overflow": "a value leaves the range of its dtype where the reference's does not",
     "eps-misplaced": "an epsilon or a floor is added in the wrong place, missing, or another one",
-    "zero-value": "a 0 among the values of an input is mishandled",
     "nan-mishandled": "NaN or infinity in an input makes other elements wrong, or an index or a code",
     "gradient-layout": "the gradient is right for a contiguous upstream gradient and wrong for another layout",
     "gradient-scale": "the gradient is the right one times a constant",
@@ -76,13 +75,13 @@ CAUSES: dict[str, str] = {
 
 
 def likely_cause(verdict: Verdict) -> str | None:
-    """The slug that a verdict stands for by itself; ``None`` where only experiments can show one."""
+    """The slug that a verdict implies; ``None`` if only experiments can show one."""
     check = registry.of(verdict)
     return check.cause(verdict) if check is not None else None
 
 
 def meaning(cause: str) -> str:
-    """What a slug stands for, in a sentence."""
+    """The meaning of a slug, in a sentence."""
     return all_causes()[cause]
 
 

@@ -1,4 +1,4 @@
-"""From a failure on its smallest case to a cause: rules run experiments, in order, until one is sure."""
+"""Finds the cause of a failure on its smallest case: rules run experiments, in order, until one is sure."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from pytest_fusion.diagnosis.rules import (
 )
 
 UNEXPLAINED = "unexplained"
-# By so much two constants may differ and be one: of 16 bits each element has some 2^-8 of its own.
+# Two constants that differ by less count as one: in 16 bits each element has its own error of some 2^-8.
 _ONE_FACTOR = 0.02
 
 Rule = Callable[[Lab], Found | None]
 
 
 def lost_gradient(lab: Lab) -> Found | None:
-    """What one of several outputs sends back, as the check sees it in larger cases: of one key's softmax it is 0."""
+    """The gradient check's own cause, in larger cases: the gradient of a softmax over one key is 0 anyway."""
     for case in lab.telling(lab.grown(), 2) if lab.check == gradients.NAME else []:
         found = lab.attempt(case).probe
         failure = found.failure if found is not None else None
@@ -38,7 +38,7 @@ def lost_gradient(lab: Lab) -> Found | None:
     return None
 
 
-# What a layout or an empty dim explains is no matter of values, and what float32 cures is no matter of sizes.
+# Order matters: rules of layouts and empty dims first, those of precision before those of sizes.
 _OF_VALUES: tuple[Rule, ...] = (
     tuning.config,
     extents.zero,
@@ -48,10 +48,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     numerics.overflow,
     roundings.rounding,
     epsilons.epsilon,
-    numerics.zeros,
     extents.tail,
-    lost_gradient,
-    indices.moved,
     indices.misread,
     sources.elsewhere,
     extents.limit,
@@ -64,17 +61,15 @@ _OF_HOLES: tuple[Rule, ...] = (
     tuning.config,
     extents.zero,
     strides.layout,
-    indices.moved,
     extents.limit,
 )
-_OF_BOUNDS: tuple[Rule, ...] = (extents.zero, strides.layout, extents.one_past)
 _OF_PLACE: tuple[Rule, ...] = (extents.zero, strides.layout)
-# Where nothing more can be learned, the check has said all there is.
+# Checks whose verdict experiments cannot explain further.
 _RULES: dict[str, tuple[Rule, ...]] = {
     "values": _OF_VALUES,
     "gradients": _OF_VALUES,
     "unwritten": _OF_HOLES,
-    "bounds": _OF_BOUNDS,
+    "bounds": _OF_PLACE,
     "error": (extents.zero,),
     "structure": (extents.zero,),
 }
@@ -98,13 +93,13 @@ def diagnose(lab: Lab) -> Diagnosis:
         known = len(lab.ruled_out)
         try:
             found = rule(lab)
-        except Exception as error:  # noqa: BLE001 - a failure that was found must not be lost to its explanation
+        except Exception as error:  # noqa: BLE001 - an explanation must not lose the failure
             lab.ruled_out.append(f"{rule.__name__}: could not run ({type(error).__name__}: {error})")
             continue
         if found is not None:
             return Diagnosis(found.cause, found.evidence, lab.ruled_out, lab.runs)
         if lab.spent:
-            del lab.ruled_out[known:]  # a rule whose experiments were refused has ruled out nothing
+            del lab.ruled_out[known:]  # a rule with refused experiments has ruled out nothing
     stopped = [f"the experiments stopped at their limit, after {lab.runs} runs"] if lab.spent else []
     return Diagnosis(direct or UNEXPLAINED, [*_sentence(lab, direct, ratios), *stopped], lab.ruled_out, lab.runs)
 
@@ -118,16 +113,15 @@ def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
         return _OF_PLACE
     if check == "repeat":
         if isinstance(lab.verdict.evidence, WrongAccess):
-            return indices.moved, indices.mixed
+            return strides.layout, indices.mixed
         return ()
     return _RULES.get(check, ())
 
 
 def _ratios(lab: Lab) -> list[float]:
-    """How many times the right gradient it is, wherever it is wrong, on larger cases too; none where it is no constant,
-    or 0, in some.
+    """The ratio of wrong to right gradient, in larger cases too; empty if it is 0 or not constant within a case.
 
-    The constant may be another for each case: a mean forgets the number of its terms.
+    It may differ between cases: a mean forgets the number of its terms.
     """
     larger = lab.grown(None, (17, 19, 18, 21))
     ratios: list[float] = []
@@ -147,7 +141,7 @@ def _ratios(lab: Lab) -> list[float]:
 
 
 def _sentence(lab: Lab, direct: str | None, ratios: list[float]) -> list[str]:
-    """What the check itself saw, where it is the cause."""
+    """What the check itself shows, if it is the cause."""
     evidence = lab.verdict.evidence
     if direct is not None and lab.verdict.because:
         return [lab.verdict.because]

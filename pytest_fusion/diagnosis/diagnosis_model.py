@@ -1,4 +1,4 @@
-"""What a diagnosis says, as plain data."""
+"""A diagnosis as plain data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A cause that the experiments of one rule support, with what they showed, a sentence each."""
+    """A cause that the experiments of one rule support, and its evidence, a sentence each."""
 
     cause: str
     evidence: list[str]
@@ -16,7 +16,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A slug of ``CAUSES``, what speaks for it, what was ruled out on the way, and how many runs that took."""
+    """A slug of ``CAUSES``, the evidence for it, what was ruled out, and the number of runs."""
 
     cause: str
     evidence: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Named changes of the logical inputs of a case: what an experiment does that no case can say."""
+"""Named changes of a case's logical inputs, for experiments that no case expresses."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from pytest_fusion.spec.inputs import ConstantSpec, StrategySpec, TensorSpec, un
 from pytest_fusion.spec.values import ValueProfile
 
 _COARSE = frozenset({torch.float16, torch.bfloat16})
-# 1e-3 is the largest epsilon of a published normalisation (batch norm in Keras); rates, momenta and scales are more.
+# 1e-3 is the largest epsilon of a published normalisation (batch norm in Keras); rates, momenta and scales are larger.
 _LARGEST_EPSILON = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """A change of the inputs, and its name, which no other change has."""
+    """A change of the inputs, and its unique name."""
 
     name: str
     apply: Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def free(spec: FusionSpec, case: Case) -> list[str]:
-    """The floating tensors whose values nothing narrows, so that other values are as good."""
+    """The floating tensors without a narrowed range, which can hold any other values."""
     return [
         name
         for name, tensor in case.tensors.items()
@@ -41,10 +41,7 @@ def free(spec: FusionSpec, case: Case) -> list[str]:
 
 
 def scalable(spec: FusionSpec, case: Case) -> list[str]:
-    """The floating tensors whose value profiles allow smaller numbers: 0 is between the ends of each.
-
-    What a function draws, probabilities or positive numbers, may not.
-    """
+    """The floating tensors that may hold smaller numbers: free ones, and those whose value profile contains 0."""
     spared = set(free(spec, case))
     return [
         name
@@ -61,7 +58,7 @@ def scalable(spec: FusionSpec, case: Case) -> list[str]:
 
 
 def ranged(spec: FusionSpec, case: Case) -> dict[str, tuple[float, float, float]]:
-    """The floating tensors each of whose elements may be any number of a range by itself: three of these."""
+    """The floating tensors whose elements may be any number of a range independently: three numbers of it each."""
     found = {}
     for name, tensor in case.tensors.items():
         inner = unwrap(spec.inputs[name])
@@ -89,10 +86,7 @@ def _span(profile: ValueProfile) -> tuple[float, float, float] | None:
 
 
 def reals(spec: FusionSpec, case: Case) -> dict[str, float]:
-    """The floating tensors that a profile narrows to numbers of either sign, and how far they go from 0.
-
-    What is normal may be any number, of any mean; what is uniform has ends, and none of its numbers passes the nearer.
-    """
+    """The floating tensors with a profile of both signs, and its reach from 0 (if uniform, to the nearer end)."""
     found = {}
     for name, (low, middle, high) in ranged(spec, case).items():
         inner = unwrap(spec.inputs[name])
@@ -134,7 +128,7 @@ def _number(inner: Any, drawn: Any) -> Any:
 
 
 def on(names: Iterable[str], what: str, function: Callable[[torch.Tensor], torch.Tensor]) -> Edit:
-    """An edit of tensors in float64, back to their dtypes inside its range."""
+    """An edit of tensors in float64, converted back within the range of their dtypes."""
     chosen = tuple(names)
 
     def apply(logical: dict[str, Any]) -> dict[str, Any]:
@@ -150,7 +144,7 @@ def on(names: Iterable[str], what: str, function: Callable[[torch.Tensor], torch
 
 
 def finite(names: Iterable[str], value: float = 0.5) -> Edit:
-    """A number in place of NaN and infinities."""
+    """Finite numbers in place of NaN and infinities."""
     return on(names, f"{value:g} for NaN", lambda t: torch.where(torch.isfinite(t), t, value))
 
 
@@ -159,7 +153,7 @@ def scaled(names: Iterable[str], power: int) -> Edit:
 
 
 def larger(names: Iterable[str], times: float = 1.03) -> Edit:
-    """Other numbers of the same signs and zeros, 3 % larger: other roundings of what is else alike."""
+    """Numbers of the same signs and zeros, 3 % larger: only the roundings differ."""
     return on(names, f"{times:g} times", lambda t: t * times)
 
 
@@ -181,10 +175,7 @@ def centred(names: Iterable[str]) -> Edit:
 
 
 def whole(names: Iterable[str], power: int = 0) -> Edit:
-    """Whole numbers from -4 to 4: sums and products of a few of them are exact in every floating dtype.
-
-    So are those of whole multiples of any 2^power.
-    """
+    """Whole numbers from -4 to 4, times 2^power: sums and products of a few are exact in every floating dtype."""
 
     def function(t: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = torch.remainder((t.nan_to_num() * 7 * 2.0**-power).round(), 9) - 4
@@ -195,7 +186,7 @@ def whole(names: Iterable[str], power: int = 0) -> Edit:
 
 
 def twins(names: Iterable[str]) -> Edit:
-    """The first two of each row the same number, where a row has more than two."""
+    """The first two elements of each row made equal, if a row has more than two."""
 
     def function(t: torch.Tensor) -> torch.Tensor:
         made = t.clone()
@@ -207,7 +198,7 @@ def twins(names: Iterable[str]) -> Edit:
 
 
 def rising(names: Iterable[str]) -> Edit:
-    """Positive values that grow sixteenfold along each axis, so that what comes late is largest."""
+    """Positive values that grow sixteenfold along each axis, so that late ones are largest."""
 
     def function(t: torch.Tensor) -> torch.Tensor:
         made = 1 + 0.01 * t.nan_to_num(0.0, 0.0, 0.0).clamp(-1.0, 1.0)
@@ -220,7 +211,7 @@ def rising(names: Iterable[str]) -> Edit:
 
 
 def repeated(places: Iterable[tuple[str, int]], index: int = 0) -> Edit:
-    """One index of an axis, at all of its indices; each place is an input's name and an axis."""
+    """One index of an axis, repeated at all of its indices; a place is an input's name and an axis."""
     chosen = tuple(places)
 
     def apply(logical: dict[str, Any]) -> dict[str, Any]:
@@ -234,7 +225,7 @@ def repeated(places: Iterable[tuple[str, int]], index: int = 0) -> Edit:
 
 
 def ended(places: Iterable[tuple[str, int]], size: int) -> Edit:
-    """0 at all indices of an axis from ``size`` on; each place is an input's name and an axis."""
+    """0 at all indices of an axis from ``size`` on; a place is an input's name and an axis."""
     chosen = tuple(places)
 
     def apply(logical: dict[str, Any]) -> dict[str, Any]:
@@ -280,5 +271,5 @@ def upcast() -> Edit:
 
 
 def number(name: str, value: float) -> Edit:
-    """Another number for an input that is one."""
+    """Another value for a number among the inputs."""
     return Edit(f"{name}={value:g}", lambda logical: {**logical, name: value})

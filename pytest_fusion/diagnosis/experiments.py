@@ -1,4 +1,4 @@
-"""The laboratory: runs a kernel on variants of a failing case, each once, and says what became of the failure."""
+"""The laboratory: runs a kernel on variants of a failing case, each once, and reports what became of the failure."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from pytest_fusion.oracle.tolerance import excess_by
 from pytest_fusion.run.compiled import around_compilations
 from pytest_fusion.spec.dims import Size
 
-# At 5 to 30 ms a run a diagnosis takes one to three seconds; a slow kernel has the second limit. It counts seconds of
-# this process, so that a loaded machine names the same cause.
+# At 5 to 30 ms a run a diagnosis takes one to three seconds; the second limit is for slow kernels. It counts seconds of
+# this process, so that a loaded machine finds the same cause.
 MAX_RUNS = 240
-# Of these, what one rule may take: one that asks every dim for every tile leaves the others their turn.
+# The share of one rule: one that tries every dim with every tile leaves runs for the others.
 _MOST_RUNS_OF_RULE = 100
 MAX_SECONDS = 8.0
 # Compiling a variant takes ten times as long as running it, once: with an empty cache on an H200, 32 of 215 causes were
-# not found within the limit above, nor 30 of them with 20 s more. Then the CPU lane is asked (`second_opinion`).
+# not found within the limit above, and 30 of them not with 20 s more. Then the CPU lane runs (`second_opinion`).
 MAX_COMPILING_S = 8.0
 _SEEDS = 3
-# So many times the allowed error is none that comes and goes by chance.
+# An error of so many times the allowed does not come and go by chance.
 _PLAINLY = 32.0
 
 Status = Literal["right", "alike", "otherwise", "impossible"]
@@ -44,7 +44,7 @@ Status = Literal["right", "alike", "otherwise", "impossible"]
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """A failing output: its name, what the kernel gave, its exact value, and which elements are wrong."""
+    """A failing output: its name, the kernel's values, the exact ones, and a mask of wrong elements."""
 
     name: str
     got: torch.Tensor
@@ -53,13 +53,13 @@ class Wrong:
 
     @property
     def far_off(self) -> bool:
-        """Whether an error is of the elements' own size, which no rounding is; integers are always far off."""
+        """Whether an error is as large as the elements, unlike a rounding; integers are always far off."""
         return blame.far_off(self.got, self.right)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of the failure: gone, there alike, another one, or the variant cannot be run (or no longer may)."""
+    """The failure is gone, the same or another one, or the variant cannot run (any more)."""
 
     status: Status
     probe: Probe | None = None
@@ -77,10 +77,7 @@ _IMPOSSIBLE = Answer("impossible")
 
 
 class Lab:
-    """Experiments on one failure. ``base`` is the plainest case known that fails alike; rules may find a plainer one.
-
-    ``note`` is told each case before it runs.
-    """
+    """Experiments on one failure; ``base`` is the plainest case known, which rules may replace. ``note`` gets cases."""
 
     def __init__(
         self,
@@ -107,7 +104,7 @@ class Lab:
         self._most_now = max_runs
         self._known: dict[tuple[str, str, str], Answer] = {}
         self.check = _check_of(verdict)
-        # What a backward does wrong beside its gradients is told by another check, and shows in no forward.
+        # Another check reports errors of a backward beside its gradients, and no forward shows them.
         if self.spec.grad and self.check != gradients.NAME and not self.attempt(case).wrong:
             self.check = gradients.NAME
             self._known.clear()
@@ -126,7 +123,7 @@ class Lab:
         return self._known[key]
 
     def once(self, case: Case) -> Answer:
-        """Run the kernel on a case in circumstances that a caller made, which nothing is remembered of."""
+        """Run the kernel on a case in circumstances that a caller made; not memoised."""
         if self.spent:
             return _IMPOSSIBLE
         self.runs += 1
@@ -138,7 +135,7 @@ class Lab:
         return self.runs >= self._most_now or self._clock() - min(self._compiled, MAX_COMPILING_S) > self._until
 
     def begin_rule(self) -> None:
-        """From now on a share of the runs for one rule."""
+        """Start one rule's share of the runs."""
         self._most_now = min(self._max_runs, self.runs + _MOST_RUNS_OF_RULE)
 
     def _begins(self, kernel: str) -> None:  # noqa: ARG002 -- whichever it is
@@ -179,18 +176,18 @@ class Lab:
         return found
 
     def telling(self, case: Case, count: int = 4, most: int = 16) -> list[Case]:
-        """The case at the first few seeds for which it is wrong: what a function draws may show nothing at some."""
+        """The case at the first few seeds for which it is wrong: drawn inputs may show nothing at some."""
         seeded = (case.with_(seed=seed) for seed in self.seeds(case, most))
         return list(itertools.islice((each for each in seeded if self.attempt(each).wrong), count))
 
     def always_right(self, case: Case | None, *, edit: Edit | None = None) -> bool:
-        """Right for every one of a few seeds."""
+        """Whether the case is right for each of a few seeds."""
         return case is not None and all(
             self.attempt(case.with_(seed=seed), edit=edit).right for seed in self.seeds(case, _SEEDS + 1)
         )
 
     def mostly_wrong(self, case: Case | None, *, edit: Edit | None = None) -> bool:
-        """Wrong for three seeds of at most six; drawn inputs may leave some with nothing to show."""
+        """Whether the case is wrong for three of at most six seeds; drawn inputs may show nothing at some."""
         if case is None:
             return False
         wrong = right = 0
@@ -205,10 +202,10 @@ class Lab:
         return False
 
     def plainly_wrong(self, case: Case, *, edit: Edit | None = None) -> bool:
-        """Wrong for some seed by far more than is allowed.
+        """Whether the case is wrong for some seed by far more than is allowed.
 
-        An average over few elements is allowed more, and below 16 there is none: an error near the limit shows in one
-        size and not in the next, which says nothing of either.
+        An average of few elements has a wider limit, below 16 none: errors near a limit show at one size and not the
+        next.
         """
         return any(
             self._is_plain(self.attempt(case.with_(seed=seed), edit=edit)) for seed in self.seeds(case, 2 * _SEEDS)
@@ -226,7 +223,7 @@ class Lab:
         )
 
     def resized(self, sizes: Mapping[str, Size], case: Case | None = None) -> Case | None:
-        """The case with just these sizes; ``None`` where bounds or limits forbid them."""
+        """The case with these sizes; ``None`` if bounds or limits forbid them."""
         case = case or self.base
         try:
             fitted = refit(self.spec, {**case.sizes, **sizes})
@@ -243,12 +240,12 @@ class Lab:
         return {name: size for name, size in self.base.sizes.items() if isinstance(size, int)}
 
     def lengths(self) -> dict[str, int]:
-        """These dims, and the batches of one dimension, which `resized` takes as their rows."""
+        """These dims, and the batches of one dimension, as numbers of rows."""
         found = {name: size for name, size in self.base.sizes.items() if isinstance(size, int) or len(size) == 1}
         return {name: count(size) for name, size in found.items()}
 
     def grown(self, case: Case | None = None, at_least: Iterable[int] = (5, 7, 3, 4, 6)) -> Case:
-        """The case with sizes of at least these, different from dim to dim, where bounds admit them."""
+        """The case with at least these sizes, different from dim to dim, as far as bounds allow."""
         case = case or self.base
         wanted = list(at_least)
         for position, (name, size) in enumerate(case.sizes.items()):
@@ -261,17 +258,16 @@ class Lab:
                         break
         return case
 
-    def wrong_of(self, answer: Answer, output: str | None = None) -> Wrong | None:
+    def wrong_of(self, answer: Answer) -> Wrong | None:
         """The output that the failure is about where it is wrong, else the failing one of an answer.
 
-        Where no values failed, the first one of which some elements are wrong. ``output`` asks of one by its name.
+        Where no values failed, the first one of which some elements are wrong.
         """
         found = answer.probe
         if found is None:
             return None
         evidence, sought = found.result.evidence, self.verdict.output
         names = [sought, evidence[0]] if evidence is not None else list(found.got)
-        names = names if output is None else [output]
         for name in names:
             got, against = found.got.get(name), found.lanes.get(name)
             if got is None or against is None:
@@ -281,7 +277,7 @@ class Lab:
                 continue
             mask = excess_by(got, against, self.spec.tolerance) > 1
             if bool(mask.any()):
-                # torch computes little with float8.
+                # torch has few operations for float8.
                 small = got.is_floating_point() and got.element_size() == 1
                 values = got.detach().float() if small else got.detach()
                 return Wrong(name, values, right.detach().to(torch.float64 if small else right.dtype), mask)
@@ -296,7 +292,7 @@ def ordinary(case: Case, names: Iterable[str]) -> Case:
 
 
 def _check_of(verdict: Verdict) -> str:
-    """The check that shows the failure by the fewest calls."""
+    """The check that shows the failure with the fewest calls."""
     inner = verdict.inner or verdict.check
     if inner in ("values", gradients.NAME, "error"):
         return inner

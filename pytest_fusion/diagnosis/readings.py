@@ -14,16 +14,15 @@ from pytest_fusion.checks.invariance.case_slices import selected
 from pytest_fusion.diagnosis.experiments import Lab
 
 Change = Callable[[torch.Tensor], torch.Tensor]
-# As many inputs are asked in pairs too, such as keys and values beside queries of their shape.
+# Up to so many inputs are tried in pairs too, such as keys and values beside queries of their shape.
 _MOST_IN_PAIRS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The inputs that are read so, in words how, and what the kernel then sees of each.
+    """Inputs that are read wrongly in one way, its description, and the change of each input that has the same effect.
 
-    ``back`` turns the result where the kernel stores it in the same wrong order. ``again`` is the length of what is
-    read again and again, 0 of other readings.
+    ``back`` restores the order of a result that is stored in the same wrong one. ``again``: length of a repeated block.
     """
 
     names: tuple[str, ...]
@@ -40,7 +39,7 @@ class Reading:
 
 
 def readings(lab: Lab, logical: Mapping[str, Any]) -> Iterator[Reading]:
-    """All of them, by turns one of each input and of each group of inputs: one of four dims leaves others their turn.
+    """All readings, taken in turn from each input and group, so that one of four dims leaves runs for others.
 
     Inputs of one shape, as a cosine and its sine, share the offsets that a kernel computes for them.
     """
@@ -69,7 +68,7 @@ def readings(lab: Lab, logical: Mapping[str, Any]) -> Iterator[Reading]:
 
 
 def of(lab: Lab, names: tuple[str, ...], t: torch.Tensor) -> Iterator[Reading]:
-    """Those of inputs of one shape, which ``t`` has."""
+    """The readings of inputs with the shape of ``t``."""
     for block, axis in itertools.product(lab.blocks, range(t.dim())):
         if 2 <= block < (size := t.shape[axis]):
             what = f"read in its first {block} along axis {axis}, again and again"

@@ -1,4 +1,4 @@
-"""`REMEDIES`: for the most usual codes of findings, the one thing to do next, as a line of a failure."""
+"""For the most usual codes of findings, the next step, as a line of a failure."""
 
 from __future__ import annotations
 

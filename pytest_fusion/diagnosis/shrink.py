@@ -1,8 +1,4 @@
-"""The smallest case with the same bug: every step runs the kernel again and keeps the failure's identity.
-
-Works on the case, not on Hypothesis's choices, so that a failure of the covering phase shrinks like one of the search,
-and in one fixed order, so that repeated runs report the same minimum.
-"""
+"""Finds the smallest case with the same bug by running simpler ones, in a fixed order (docs/internals/shrinking.md)."""
 
 from __future__ import annotations
 
@@ -22,11 +18,11 @@ from pytest_fusion.spec.inputs import OptionalSpec, TensorSpec, unwrap
 # Enough for four dims of a dozen boundaries each, twice over; at some 20 ms a case this is a few seconds.
 MAX_RUNS = 300
 _CANONICAL_SEEDS = (0, 1, 2)
-# A small case shows a bug of values with some probability only: that many seeds are asked before a size is given up.
+# A small case shows a bug of values with some probability only: seeds to try before a size counts as right.
 _SIZE_SEEDS = 16
 _SIZE_SEEDS_LONG = 6
-# A trade asks every boundary up to half of the longest dim, or a quarter of one above this, where each run costs more;
-# below twice this many elements there is nothing to gain: the short dim would grow to three.
+# A trade tries every boundary up to half of the longest dim, or a quarter if it is longer than this, where runs cost
+# more. Below twice so many elements it gains nothing: the short dim grows to three.
 _SHORT = 64
 _WORTH_A_TRADE = 4
 _SMALL = 16  # up to this product of all sizes a run costs next to nothing
@@ -35,9 +31,8 @@ _SMALL = 16  # up to this product of all sizes a run costs next to nothing
 class Shrinker:
     """Greedy passes over one case. ``fails`` runs a case and returns whether it shows the same bug.
 
-    ``by_values`` says that the bug depends on values, so that a size is tried with several seeds; ``seeds`` is how many
-    are enough where it is no matter of luck. ``tries`` is how often ``fails`` is asked of a case whose bug shows by
-    chance; where a size has as many seeds, another seed is another try.
+    ``by_values``: the bug depends on values, so each size runs with several seeds; ``seeds`` are enough if luck plays
+    no part. ``tries`` is the number of runs of a case whose bug shows by chance; another seed counts as another try.
     """
 
     def __init__(
@@ -57,7 +52,7 @@ class Shrinker:
         self._known: dict[str, bool] = {case.key(): True}
 
     def run(self) -> Case:
-        """The minimum found; the original where nothing simpler fails."""
+        """The minimum found; the original if nothing simpler fails."""
         if self.case.multiprocessors is not None:
             self._try(self.case.with_(multiprocessors=None))
         if self.case.configs:
@@ -75,7 +70,7 @@ class Shrinker:
         return self.case
 
     def _try_plainest(self) -> None:
-        """One leap to sizes of 1, contiguous, ordinary values: many bugs need no more, and a hang costs its limit."""
+        """Try sizes of 1, contiguous, ordinary values at once: many bugs need no more, and a hang costs its limit."""
         case = next(self._values(), self.case)
         case = case.contiguous(name for name, inner in self._tensors() if "contiguous" in inner.layouts)
         ones = {name: () if isinstance(size, tuple) else min(size, 1) for name, size in case.sizes.items()}
@@ -96,11 +91,7 @@ class Shrinker:
         return self._known[key]
 
     def _improve(self, candidates: Callable[[], Iterator[Case]]) -> None:
-        """Take the first simpler case that fails, and go on from there.
-
-        Never one that was left here before: answers that are known cost no run, so that candidates which disagree about
-        what is simpler would be taken in turns for ever.
-        """
+        """Repeatedly take the first simpler case that fails, none twice: candidates that disagree would alternate."""
         left = {self.case.key()}
         progress = True
         while progress and self.runs < self._max_runs:
@@ -138,7 +129,7 @@ class Shrinker:
                     yield self.case.with_tensor(name, regime=current.rpartition("/")[0])
                 continue
             for regime in ladder[: ladder.index(current)]:
-                # Special values hide what ordinary ones show, so a plainer special one is no simplification to aim at.
+                # Special values hide what ordinary ones show, so a plainer special one is no simplification.
                 if not regimes.is_special(regime) or regimes.is_special(current):
                     yield self.case.with_tensor(name, regime=regime)
 
@@ -212,8 +203,8 @@ class Shrinker:
             if isinstance(current, tuple) and len(current) > 1 and not self._try_size(name, sizes.count(current)):
                 for axis in range(len(current)):
                     self._shorten(name, axis)
-        # Boundaries for all dims before the sizes between them, short dims first: where a bug needs luck, one long row
-        # has it, and a row cut to the last element that can show it would have to be one of many.
+        # Boundaries for all dims before the sizes between them, short dims first: a long row has more luck, but a row
+        # cut to the last element that shows the bug would have to be one of many.
         plain = sorted(filter(self._is_plain, self.case.sizes), key=self._size)
         below = {name: self._to_boundary(name) for name in plain}
         for name in plain:
@@ -222,7 +213,7 @@ class Shrinker:
             self._trade(plain)
 
     def _shorten(self, name: str, axis: int) -> None:
-        """Take the first boundary of one of a batch's several dims that fails, but none without rows."""
+        """Take the first non-zero boundary of one of a batch's several dims that fails."""
         for boundary in filter(None, sizes.LADDER):
             batch = self.case.sizes[name]
             assert isinstance(batch, tuple)
@@ -230,7 +221,7 @@ class Shrinker:
                 break
 
     def _is_plain(self, name: str) -> bool:
-        """Whether this is a dim, or a batch of one dimension, and not of several: these stay as they are."""
+        """Whether this is a dim or a batch of one dimension; batches of several keep their length."""
         size = self.case.sizes[name]
         return isinstance(size, int) or len(size) == 1
 
@@ -238,7 +229,7 @@ class Shrinker:
         return sizes.count(self.case.sizes[name])
 
     def _trade(self, plain: list[str]) -> None:
-        """Three of a short dim for half of the longest one or less, where chance needed length."""
+        """Grow a short dim to three for half of the longest one or less, if chance needed length."""
         longest = max(plain, key=self._size, default="")
         for name in plain:
             limit = self._size(longest) // (2 if self._size(longest) <= _SHORT else 4)

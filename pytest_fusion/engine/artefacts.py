@@ -23,16 +23,13 @@ from pytest_fusion.run.process.atomic_file import replace_whole
 from pytest_fusion.run.process.fork import Channel, ChildError, Crash, run_isolated
 from pytest_fusion.spec.wording import first_line
 
-# Making the inputs again, for the script: an interpreted reference may take minutes.
+# The script makes the inputs again, and an interpreted reference may take minutes.
 _SCRIPT_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Paths of what was written for a failure, as seen from pytest's own folder.
-
-    ``script_line`` is how to run the script, ``unwritten`` why there is no replay file.
-    """
+    """Paths of a failure's files, relative to pytest's start folder; ``unwritten`` is why there is no replay file."""
 
     replay: str | None = None
     script: str | None = None
@@ -41,7 +38,7 @@ class Written:
 
 
 def write_artefacts(job: Job, failure: Failure, cause: str | None, *, pinned: str | None) -> Written:
-    """The replay file, unless the case comes from one that is pinned, and the stand-alone script."""
+    """Write the stand-alone script and, unless the case comes from a pinned one, the replay file."""
     request = job.request
     written = write_replay(job, failure, cause, pinned=pinned)
     if failure.case is None or written.replay is None:
@@ -62,7 +59,7 @@ def write_artefacts(job: Job, failure: Failure, cause: str | None, *, pinned: st
 
 
 def write_replay(job: Job, failure: Failure, cause: str | None, *, pinned: str | None) -> Written:
-    """The replay file of a finding alone; ``pinned`` names the file that its case comes from."""
+    """Write the replay file of one finding; ``pinned`` is the file that its case comes from."""
     request = job.request
     if failure.case is None or job.given is not None or pinned:
         return Written(pinned if failure.case is not None and job.given is None else None)
@@ -79,7 +76,7 @@ def _replay(job: Job, failure: Failure, case: Case, cause: str | None) -> replay
 
 
 def _script(job: Job, replay: replays.Replay, verdict: Verdict, shown: str) -> scripts.Script | str:
-    """The script, or why there is none. Makes the inputs again, in a child where there was one."""
+    """The script, or why there is none. Makes the inputs again, in a child where the test had one."""
     request = job.request
 
     def work(_: Channel | None) -> scripts.Script:

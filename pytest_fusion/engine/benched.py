@@ -36,7 +36,7 @@ def with_bench(record: TestRecord, found: Measured, wanted: BenchRequest, name: 
     """The record of a green test with what was measured behind it; a regression fails it."""
     from pytest_fusion.bench.measured import failure_line
 
-    # A new baseline accepts what regressed; it is no answer to a limit.
+    # A new baseline accepts a regression, but not a broken limit.
     accepted = wanted.update in ("regressed", "all")
     record = replace(record, bench=found.as_json(accepted=accepted) if found.rows or found.notes else {})
     if found.wrong:
@@ -48,7 +48,7 @@ def with_bench(record: TestRecord, found: Measured, wanted: BenchRequest, name: 
         return record
     only_limits = all(one in found.limits for one in failures)
     accept = "change bench_limits=" if only_limits else "accept it with --fusion-update regressed"
-    # Where a baseline is missing, it says by itself how to make one.
+    # The message of a missing baseline says how to make one.
     missing = all(getattr(one, "verdict", "") == "missing" for one in failures)
     advice = "" if missing else f"\n  {accept}, or fix the kernel"
     return _failed(record, name, [failure_line(one) for one in failures], advice=advice)

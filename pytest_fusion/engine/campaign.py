@@ -26,19 +26,14 @@ from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
-# The search for more failures goes on for this long at least, in seconds of the processor, which a loaded machine does
-# not change: some fifty small cases of the CPU lane.
+# The least time of the search for more failures: some fifty small cases of the CPU lane. Load changes no CPU seconds.
 _MORE_SECONDS = 2.0
-# Findings of one replayed case.
+# The most findings of one replayed case.
 _MOST = 8
 
 
 class Campaign:
-    """Runs the cases of one spec. ``drawn``: the seed of the search where none was given.
-
-    After the first failure it goes on for as long again as that took, so that others are found; ``first`` ends it
-    there. ``known`` cases failed in earlier runs, and run first.
-    """
+    """Runs the cases of one spec; ``first`` ends it at the first failure. ``known`` cases failed in earlier runs."""
 
     def __init__(
         self,
@@ -63,7 +58,7 @@ class Campaign:
         self.judging = Judging(spec, device, profile, extra, budget=self.budget, note=note, dry=dry)
         self.cases = Cases(spec, profile, device, self.budget, nodeid=nodeid, seed=self.seed)
         self.first, self.known = first, known
-        # In seconds of the processor: when it began, when the first failure was found, when the search for more ends.
+        # CPU seconds: when it began, when the first failure was found, when the search for more ends.
         self._begun, self._found_at, self._until = time.process_time(), math.inf, math.inf
         # The first case that passed: checks that wait for the end run on it.
         self._usual: Case | None = None
@@ -76,10 +71,7 @@ class Campaign:
         return time.process_time() >= self._until
 
     def run(self) -> Tally:
-        """All phases, and the smallest case of each finding.
-
-        Raises ``SpecError`` where the spec does not hold, unless that is met in the search for more after a failure.
-        """
+        """The tally of all phases. Raises ``SpecError`` where the spec does not hold, unless a failure came first."""
         try:
             self._phases()
         except SpecError:
@@ -119,14 +111,11 @@ class Campaign:
         self.judging.context = replace(self.judging.context, complete=False)
 
     def replay(self, case: Case, *, explained: bool = True, every_config: bool = False) -> Tally:
-        """One case alone, as it stands; not ``explained``, a failure has no diagnosis.
-
-        ``every_config``: a case that passes is judged with the other configs of its autotuned kernels too.
-        """
+        """The tally of one case; ``every_config`` judges a case that passes with the other autotune configs too."""
         judging = self.judging
         judging.context = replace(judging.context, complete=True)
         result = judging.judge(case, again=True)
-        # A failure ends the case: judged again with it known, the case shows what else there is.
+        # A failure ends the case: once it is known, judging again shows the others.
         for _ in range(_MOST):
             ended, known = result.failure, judging.context.focus.known
             if result.rejected is None:
@@ -140,10 +129,10 @@ class Campaign:
         return self._conclude(whole=False)
 
     def compile_share(self, worker: int, workers: int) -> None:
-        """Compile, without launching, what this worker's share of the cases will launch (see `prefetch`).
+        """Compile, without launching, this worker's share of all launches (see `prefetch`).
 
-        Longest first: a row of 65,537 in one block of 4 warps takes 29 s for an rms_norm and 85 s for its backward. Of
-        the search it is the first half: from there on Hypothesis aims at errors, which nothing here can know.
+        Longest first: a row of 65,537 in one block of 4 warps takes 29 s for an rms_norm and 85 s for its backward. The
+        search contributes its first half; the second depends on errors that Hypothesis has seen.
         """
         self._each(self.cases.probes())
         ordered = sorted(self.cases.covering(), key=lambda one: -longest(one[1])[1])
@@ -175,14 +164,14 @@ class Campaign:
         return result
 
     def _find(self, result: CaseResult) -> None:
-        """Enter what a case shows; the first that fails the test sets the time of the search for others."""
+        """Enter what a case shows; the first failure sets how long the search for others goes on."""
         failing, begun = self.judging.failing, time.process_time()
         self.judging.find(self.cases, self.outer, result)
         now = time.process_time()
         if self.judging.failing and not failing:
             self._found_at, self._until = now, now + (0.0 if self.first else max(_MORE_SECONDS, now - self._begun))
         elif failing:
-            self._until += now - begun  # what it takes to shrink and explain others leaves the search as long
+            self._until += now - begun  # the search gets back the time that shrinking and explaining others takes
 
     def _configs(self, following: Callable[[Context, Plan, int], Iterator[Case]]) -> None:
         """Cases that follow from what autotuned kernels were launched with."""
@@ -194,7 +183,7 @@ class Campaign:
             self._run(Chosen(case), again=False)
 
     def _search(self, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Run random cases; ``wanted`` is called for each and says whether it runs."""
+        """Run random cases, only those for which ``wanted()`` is true."""
 
         def run(case: Case, choice: Mapping[str, Any]) -> float | None:
             if not wanted():
@@ -206,7 +195,7 @@ class Campaign:
             ratio = result.ratio
             return math.log2(ratio) if ratio is not None and 0 < ratio < math.inf else None
 
-        # Random sizes are met in all dims at once; an eighth of the covering phase's limits keeps such a case as cheap.
+        # Random sizes occur in all dims at once; an eighth of the covering phase's limits keeps the cases as cheap.
         limits = self.cases.limits
         limits = replace(limits, elements=limits.elements // 8, work=limits.work // 8)
         self.judging.tally.statistics = searching.search(

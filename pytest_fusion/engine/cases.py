@@ -1,8 +1,7 @@
 """`Cases`: which cases of a spec are tried, in which order, as iterators over a plan and a budget.
 
-A test of one kernel and a comparison of two run the same cases. Whoever runs them reports back what each launched and
-how long it took: block sizes found in the first two cases become sizes of later ones, and rows that would take longer
-than a case may are left out.
+The caller reports what each case launched and how long it took. Block sizes found in the first two cases become sizes
+of later ones, and rows that would take longer than a case may are left out.
 """
 
 from __future__ import annotations
@@ -48,10 +47,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """A case to run, with the levels that were chosen for it; or why these levels give none (``refused``).
-
-    ``refused`` is a kind of rejection and its reason.
-    """
+    """A case to run with its chosen levels, or ``refused``: the kind of rejection and its reason."""
 
     case: Case | None
     choice: Mapping[str, Any] | None = None
@@ -99,10 +95,7 @@ class Cases:
             yield chosen
 
     def probes(self) -> Iterator[Chosen]:
-        """Two plain cases of different size, which show the configs of autotuned kernels.
-
-        Launch constants equal in both are block sizes worth going around.
-        """
+        """Two plain cases of different size; launch constants equal in both are block sizes worth testing around."""
         self._probed = []
         for size in _PROBE_SIZES:
             if self.budget.left <= 0:
@@ -145,7 +138,7 @@ class Cases:
         self.pairs.add({**{name: levels[0] for name, levels in self.plan.factors.items()}, **choice})
 
     def ran(self, chosen: Chosen, result: CaseResult, clock: Clock) -> None:
-        """What running ``chosen`` launched, and in ``clock.calls`` how long calls took since ``clock.forget()``."""
+        """Record the launches of ``chosen`` and, from ``clock.calls``, how long its calls took."""
         if self._probed is not None:
             self._probed.append(result.launches)
             if configs.NAME not in self.spec.without:
@@ -160,10 +153,10 @@ class Cases:
                     self.pairs = covering.PairCount(self.plan)
         elif chosen.choice is not None:
             if calls := clock.calls["fused"]:
-                # On a GPU a first call shows what compiling takes, and tuning.
+                # On a GPU a first call includes compiling and tuning.
                 took = sum(calls) / len(calls) if self._device.type == "cpu" else min(calls)
                 self._pace.note(chosen.choice, took)
-            # Runs of the reference without rounding take next to nothing.
+            # Reference runs without rounding take almost no time.
             self._pace.note(chosen.choice, max(clock.calls["reference"], default=0.0), REFERENCE)
 
 

@@ -23,22 +23,19 @@ from pytest_fusion.engine.tally import Failure, Tally
 from pytest_fusion.errors import ReplayError
 from pytest_fusion.run.process.fork import Crash
 
-# Shrinking a crash forks once a case, and a hang waits out its limit each time.
+# Each step of shrinking a crash forks, and each hang waits out its limit.
 _CRASH_RUNS = 60
 _HANG_RUNS = 4
 _HANG_SECONDS = 4.0
 
 
 def was_only_slow(job: Job, outcome: object) -> bool:
-    """Whether a case ran out of time that ends alone, with twice as much: a loaded machine is no hang.
-
-    Such a test is run again with `PATIENCE` times its limit.
-    """
+    """Whether a case that timed out ends alone in twice its time; the test then gets `PATIENCE` times its limit."""
     if not isinstance(outcome, Crash) or outcome.kind != "timeout":
         return False
     note = outcome.last_note or {}
     case = _case_of(note)
-    # With a finding, only its diagnosis did not end.
+    # With a finding noted, only its diagnosis was too slow.
     if "found" in note or case is None or job.only is not None:
         return False
     again = job.alone(case, explained=False).in_child(2 * job.request.profile.seconds, forward=False)
@@ -46,7 +43,7 @@ def was_only_slow(job: Job, outcome: object) -> bool:
 
 
 def without_shrinking(job: Job, outcome: Tally | Crash) -> Tally | None:
-    """The tally of the failing case alone, where the search for a smaller one ran out of time and no kernel call."""
+    """The tally of the failing case alone, where shrinking ran out of time and no kernel call did."""
     note = outcome.last_note if isinstance(outcome, Crash) and outcome.kind == "timeout" else None
     case = _case_of(note or {})
     if note is None or case is None or not note.get("shrinking"):
@@ -60,7 +57,7 @@ def without_shrinking(job: Job, outcome: Tally | Crash) -> Tally | None:
 
 
 def tally_of(job: Job, crash: Crash) -> Tally:
-    """The crash as a failure, on the smallest case that still crashes alike, each tried in a child of its own."""
+    """The crash as a failure on the smallest case that crashes alike; each try has its own child."""
     note = crash.last_note or {}
     tally = Tally(cases=int(note.get("cases", 0)), pinned=note.get("pinned"))
     cases, found = tally.cases, _case_of(note)
@@ -81,7 +78,7 @@ def tally_of(job: Job, crash: Crash) -> Tally:
 
 
 def _of_offsets(job: Job, case: Case) -> Diagnosis | None:
-    """The diagnosis of a crash on offsets beyond 2^31 that a compact copy of the same values does not show."""
+    """The diagnosis of a crash on offsets beyond 2^31 that does not occur on compact copies of the same values."""
     if not large_offsets.goes_far(job.spec, case):
         return None
     compact = case.contiguous(large_offsets.far_tensors(job.spec, case))
@@ -113,7 +110,7 @@ def _smallest(job: Job, crash: Crash, found: Case) -> tuple[Case, Crash, int]:
             outcome = job.alone(case, explained=False).in_child(seconds, forward=False)
         except Exception:  # noqa: BLE001 - a case that raises is not the one that dies, and hides no crash that is found
             return False
-        # The further checks make calls of other sizes: that one of these dies says nothing of the case itself.
+        # A crash in the further checks, which make calls of other sizes, is not one of the case itself.
         if not isinstance(outcome, Crash) or (outcome.kind, _reached(outcome)) != (crash.kind, _reached(crash)):
             return False
         last = outcome

@@ -31,17 +31,17 @@ from pytest_fusion.spec.wording import first_line
 Note = Callable[[dict[str, Any]], None]
 T = TypeVar("T")
 
-# Seen in the traceback of a kernel that is compiled or sent to a driver, which no interpreted one is.
+# In the traceback of a kernel that is compiled or sent to a driver, never of an interpreted one.
 _COMPILED = ("/triton/compiler/", "triton.compiler.", "active drivers")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A spec, its request, the test function whose Hypothesis settings hold, and the values of its fixtures.
+    """A spec, its request, the test function with its Hypothesis settings, and the values of its fixtures.
 
-    ``only``: this case and no other; ``given``: it stands for the caller's own arguments, described by this. Not
-    ``explained``: a failure has no diagnosis, which takes seconds. ``known`` cases failed in earlier runs, and run
-    first. ``drawn`` is the seed of the search where the request has none: what compiles ahead follows the same one.
+    ``only``: run this case alone; ``given`` describes it where it stands for the caller's own arguments. ``explained``:
+    diagnose failures, which takes seconds. ``known`` cases failed in earlier runs and run first. ``drawn``: the seed of
+    the search where the request has none, the same for what compiles ahead.
     """
 
     spec: FusionSpec
@@ -121,10 +121,9 @@ class Job:
     def in_child(
         self, seconds: float, *, forward: bool = True, on_compilation: Callable[[], None] | None = None
     ) -> Tally | Crash:
-        """All cases in a child of their own; a lost CUDA context ends the child as a crash would.
+        """All cases in a child; a lost CUDA context counts as a crash. ``seconds`` limits one case.
 
-        ``seconds`` is the limit of one case. ``forward=False`` drops what the child prints. ``on_compilation`` is
-        called when the compile cache proves cold.
+        ``forward=False`` drops the child's output. ``on_compilation`` is called when the compile cache proves cold.
         """
 
         def work(channel: Channel) -> Tally | Crash:
@@ -137,7 +136,7 @@ class Job:
                 case = f"; the case was {one_line(last['case'])}" if "case" in last else ""
                 raise ReferenceCrashed(f"{error}{case}") from error
             except Exception as error:
-                # A launch whose error came up only later, in the judge's own use of the device.
+                # The error of an earlier asynchronous launch, met in the judge's own use of the device.
                 if self.request.device == "cpu" or not cuda_is_poisoned():
                     raise
                 return Crash("exit", first_line(error), dict(last), "")
@@ -161,10 +160,7 @@ class Job:
 
 
 def with_notes(channel: Channel, last: dict[str, Any], work: Callable[[Note], T]) -> T | Crash:
-    """The result of ``work``, called with a function that sends notes; a lost CUDA context is a crash.
-
-    ``last`` holds the last note. While a kernel is compiled, the note names it too.
-    """
+    """Call ``work`` with a function that sends notes, the last also in ``last``; a lost CUDA context is a `Crash`."""
 
     def note(data: dict[str, Any]) -> None:
         last.clear()

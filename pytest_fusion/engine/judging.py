@@ -1,4 +1,4 @@
-"""`Judging`: the cases of one kernel in one process, judged and added up, and what they come to in the end."""
+"""`Judging`: judges the cases of one kernel in one process and adds up the results."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.process import preload
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
-# So many findings are shrunk and explained; the rest are listed.
+# The most findings to shrink and explain; the rest are listed.
 _SHRUNK = 8
 # Checks whose verdicts a wrong result does not explain.
 _UNSPOILED = ("inputs", "launches", "device")
-# Changed values at the same addresses cost a second reference run: the first cases, then one in twelve.
+# Changed values at the same addresses cost a second reference run: the first cases get one, then one in twelve.
 _AGAIN_FIRST, _AGAIN_EVERY = 4, 12
 
 _Noted = TypeVar("_Noted", str, tuple[str, str])
@@ -44,10 +44,7 @@ Note = Callable[[dict[str, Any]], None]
 
 
 class Judging:
-    """Judges cases of ``spec`` one by one. ``note`` gets each case before it runs, so that a crash has a name.
-
-    ``dry``: nothing is judged, kernels are compiled and not launched. ``budget`` counts the cases.
-    """
+    """Judges cases of ``spec``. ``note`` gets each before it runs, to name a crash; ``dry`` only compiles kernels."""
 
     def __init__(
         self,
@@ -72,12 +69,12 @@ class Judging:
             progress=Progress(Clock(self.repeat_note)),
             began=self._began,
         )
-        # What earlier tests of this process left is theirs.
+        # What earlier tests of this process changed is not charged to this one.
         pristine.take()
         self._noted, self._alone = lane_state.counted_notes(), executor.fallbacks()
         self._uncompiled = compilers.given_up()
         self.tally = Tally()
-        # What the cases have shown, each on its smallest case, in the order in which it was found.
+        # Findings, each on its smallest case, in the order of discovery.
         self.found: list[Failure] = []
         # Failures by identity, met only in cases that an earlier failure had spoiled.
         self._behind: dict[str, Verdict] = {}
@@ -88,7 +85,7 @@ class Judging:
         self.note({**self._last, "reached": check})
 
     def note(self, data: dict[str, Any]) -> None:
-        """Report what runs now, with what was found; reported again while its calls come to an end."""
+        """Report what runs now, with what was found."""
         found = [
             {"verdict": one.verdict.as_json(), "cause": one.explained.cause, "case": one.case.as_json()}
             for one in self.found
@@ -98,7 +95,7 @@ class Judging:
         self._note(self._last)
 
     def repeat_note(self) -> None:
-        """Report again what runs."""
+        """Report again what runs; called while its calls end."""
         self.note(self._last)
 
     def costs_more(self) -> bool:
@@ -153,11 +150,9 @@ class Judging:
     def find(
         self, cases: Cases, outer: Any, result: CaseResult, *, shrink: bool = True, explained: bool = True
     ) -> None:
-        """Enter the new findings of a case, each on its smallest case and, unless not ``explained``, with its cause.
-
-        They end no later case. What fails where a known failure has spoiled the result may be its consequence, unless
-        the check knows the cause by itself: it is a finding once it fails alone.
-        """
+        """Enter the new findings of a case, each on its smallest case; ``explained`` adds the cause."""
+        # Where a known failure has spoiled the result, a verdict without a cause may only follow from it and does not
+        # count.
         spoiled = result.spoiled_by()
         for verdict in result.findings:
             if spoiled is not None and verdict.check not in _UNSPOILED and not verdict.cause:
@@ -170,12 +165,12 @@ class Judging:
             self._behind.pop(verdict.identity, None)
             if not self._same(failure):
                 self.found.append(failure)
-            if failure.verdict.check == verdict.check:  # what one config does wrong hides nothing of the others
+            if failure.verdict.check == verdict.check:  # one config's bug hides no others
                 focus = self.context.focus
                 self.context = replace(self.context, focus=replace(focus, known=focus.known | {verdict.identity}))
 
     def _same(self, failure: Failure) -> bool:
-        """Whether it was found before by other values or in another dtype."""
+        """Whether it was found before with other values or in another dtype."""
 
         def key(found: Failure) -> tuple[Any, ...]:
             return found.code, found.verdict.check, found.verdict.output, found.case.sizes if found.case else None
@@ -183,7 +178,7 @@ class Judging:
         return failure.code != UNEXPLAINED and any(key(other) == key(failure) for other in self.found)
 
     def fails(self, failure: Failure) -> bool:
-        """Whether a finding fails the test where hazards do not."""
+        """Whether a finding is a failure that the spec does not allow."""
         return failure.verdict.failed and failure.code not in self.spec.allow
 
     @property
@@ -192,7 +187,7 @@ class Judging:
         return any(map(self.fails, self.found))
 
     def conclude(self, cases: Cases, *, whole: bool = True) -> Tally:
-        """The tally of all cases; not ``whole``: one case was replayed, which says nothing of the whole test."""
+        """The tally of all cases; not ``whole``: one case was replayed, so there is no conclusion on the test."""
         tally, failing = self.tally, self.failing
         tally.blocks = list(cases.blocks)
         tally.coverage = cases.pairs.as_json()
@@ -225,7 +220,7 @@ class Judging:
         return minimum.of(found, verdict, shrink=shrink)
 
     def _notes(self) -> list[str]:
-        """What a reader should know of how the cases were run."""
+        """Notes for the reader on how the cases were run."""
         progress = self.context.progress
         notes = [f"the lanes do not know {name}; it was priced in float32" for name in sorted(progress.fallbacks)]
         notes += [f"on a GPU this differs: {note}" for note in _new(self._noted, lane_state.counted_notes())]
@@ -263,7 +258,7 @@ class Judging:
         tally.failure = Failure(unjudged.nothing_judged(tally.rejected, refusals), None)
 
     def _sufficient(self) -> None:
-        """Fail the test, or leave it open, where its cases could not have shown a wrong kernel."""
+        """Fail the test, or make it `unknown`, where its cases could not have shown a wrong kernel."""
         tally, refusals = self.tally, self.context.progress.refusals
         only_empty = f"{tally.judged} case(s) were judged, of empty outputs alone"
         if not self._compared and tally.rejected:
@@ -276,7 +271,7 @@ class Judging:
             self._conclude_all()
 
     def _conclude_all(self) -> None:
-        """The verdicts on all cases together; where some failed, of the checks that do not depend on it."""
+        """Enter the verdicts on all cases together; after a failure only of checks that do not depend on it."""
         tally = self.tally
         for verdict in registry.conclusions(self.context, tally.judged, failing=self.failing):
             if tally.checks.get(verdict.check, {}).get("verdict") != "fail":

@@ -30,20 +30,16 @@ from pytest_fusion.spec.inputs import may_index
 
 # A hazard fails no test, so its smallest case is worth less time.
 _HAZARD_RUNS = 60
-# Sizes, in the order of the dims, and seeds of a case that shows more than the smallest.
+# Sizes, in the order of the dims, and seeds of a larger case, which shows more than the smallest.
 _LARGER = ((3, 4, 5, 2), (5, 3, 2, 4))
 _SEEDS = (0, 1)
-# Of the layouts of an upstream gradient, so many seeds draw two or three.
+# With so many seeds two or three give an upstream gradient a layout.
 _FEW_SEEDS = 7
 
 
 @dataclass(frozen=True, slots=True)
 class Minimum:
-    """Finds it among the cases of ``plan``, after ``cases`` have run.
-
-    ``blocks`` are likely block sizes, none where there was no time to learn them. ``note`` gets each case before it
-    runs, so that a crash has a name.
-    """
+    """Finds it in ``plan`` after ``cases``; ``blocks`` are likely block sizes, ``note`` names a case that crashes."""
 
     context: Context
     plan: Plan
@@ -53,13 +49,13 @@ class Minimum:
     note: Callable[[dict[str, Any]], None]
 
     def of(self, found: CaseResult, first: Verdict, *, shrink: bool) -> Failure:
-        """The finding ``first`` of ``found`` on the smallest case; on its own one where nothing is to ``shrink``."""
+        """The finding ``first`` of ``found`` on the smallest case; on its own case if not ``shrink``."""
         result, verdict = found, first
-        # What runs after the check that failed tells nothing of its failure, and would cost most where it is gone.
+        # Checks after the failing one show nothing about it, and cost most where the failure is gone.
         focus = replace(self.context.focus, until=self._reached(found, first), sought=first.identity)
         context = replace(self.context, focus=focus)
-        # Chance gets three tries, since a race may win one. A race that the interpreter saw at its accesses, or by an
-        # order that it chose, is there each time.
+        # A failure by chance gets three tries: a race may come out right. A race that the interpreter saw at its
+        # accesses, or in an order that it chose, occurs each time.
         ordered = isinstance(first.evidence, Variance) and first.evidence.order is not None
         chance = first.check == "repeat" and not _seen(first) and not ordered
 
@@ -73,8 +69,8 @@ class Minimum:
         by_values = (first.inner or first.check) in ("values", "repeat", "invariance", configs.NAME) or (
             first.identity.endswith("bounds:surroundings")
         )
-        # Random bits are wrong in many of them or in none: other values make no smaller case. Nor do they where an
-        # access was seen to be wrong, but for addresses that come of them; an upstream gradient's layout does.
+        # Other values make no smaller case of wrong random bits, which are wrong in many or in none, and of an access
+        # seen to be wrong, unless addresses depend on values. An upstream gradient's layout may.
         by_values = by_values and ":rng-" not in first.identity
         if by_values and _seen(first) and not any(map(may_index, self.context.spec.inputs.values())):
             by_values, seeds = False, _FEW_SEEDS if found.reached == gradients.NAME else 1
@@ -116,7 +112,7 @@ class Minimum:
         return describe(spec, case) | unseen_values(spec, case, self.context.device)
 
     def _map(self, result: CaseResult, verdict: Verdict) -> dict[str, Any] | None:
-        """Where the errors are; the picture of a case is that of what ended it."""
+        """Where the errors are; a case has only the picture of what ended it."""
         if not (verdict.failed or result.failure is None):
             return None
         if result.evidence is not None:
@@ -124,7 +120,7 @@ class Minimum:
         return marked(*result.differs) if result.differs is not None else None
 
     def _larger(self, context: Context, lab: Lab, first: Verdict) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """A case with every size from 2 to 5 that shows the same, where a size of the smallest is below 2."""
+        """A case with every size from 2 to 5 that shows the same; ``None`` where no size of the smallest is below 2."""
         if all(size > 1 for size in lab.base.sizes.values() if isinstance(size, int)):
             return None
         for sizes in _LARGER:
@@ -138,14 +134,14 @@ class Minimum:
 
     @staticmethod
     def _reached(found: CaseResult, first: Verdict) -> str:
-        """The last check in the registry that has to run to show a finding; empty where the case's own calls do."""
+        """The last check in the registry that must run to show a finding; empty where the case's own calls show it."""
         if first.failed:
             return found.reached
         own = registry.of(first)
         return own.name if own is not None and own.run is not None and first.check != "repeat" else ""
 
     def _lab(self, result: CaseResult, verdict: Verdict) -> Lab:
-        # A failure in the very first case leaves no time to learn block sizes; its own launches tell what may be one.
+        # A failure in the very first case leaves no time to learn block sizes; its own launches suggest some.
         blocks = self.blocks or likely_blocks([result.launches])
         cause = likely_cause(verdict) or UNEXPLAINED
         found = {"verdict": verdict.as_json(), "cause": cause, "case": result.case.as_json()}
@@ -162,7 +158,7 @@ class Minimum:
             with self.context.clock.phase("shrink"):
                 result = judge_case(context, case, again=first.identity == "repeat:stale")
         except SpecError:
-            return None  # the reference or a values function does not bear this case; the finding stands
+            return None  # the reference or a values function cannot take this case; the finding stands
         if result.rejected is not None or result.spoiled_by() is not None:
             return None
         return next(((result, verdict) for verdict in result.findings if verdict.identity == first.identity), None)

@@ -1,8 +1,4 @@
-"""What to do with one test: judge it, replay one case of it, judge one concrete call, or call it under a profiler.
-
-Each mode is one small object with ``run``; the plugin chooses it in one place (``hooks``). Modes with two kernels live
-in `canary`, the one under compute-sanitizer in `sanitize`.
-"""
+"""Modes of running one test: judge it, replay one case, judge one concrete call, or call it under a profiler."""
 
 from __future__ import annotations
 
@@ -32,7 +28,7 @@ from pytest_fusion.report import environment
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.run.measure.timing.alone import beside
 
-# What one case of a GPU may cost when it is replayed in the interpreter.
+# The limits of a GPU's case that is replayed in the interpreter.
 _PROGRAMS, _SECONDS = 70_000, 120.0
 
 
@@ -72,7 +68,7 @@ class Judge:
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """One stored case. ``made``: on which versions it was found; ``check`` and ``cause``: what it showed there."""
+    """One stored case. ``made``: the versions it was found on; ``check`` and ``cause``: what it showed there."""
 
     case: Case
     made: Mapping[str, Any] = field(default_factory=dict)
@@ -104,7 +100,7 @@ class Replay:
         return _timed(record, begun)
 
     def _own_first(self, tally: Tally) -> None:
-        """Put the stored finding before others of the case; note where it is gone and another shows."""
+        """Put the stored finding first; add a note where it is gone and another shows."""
         found = tally.findings
         ranked = sorted(found, key=lambda one: (one.verdict.check != self.check, one.code != self.cause))
         if not ranked or not self.check:
@@ -116,7 +112,7 @@ class Replay:
             tally.failure, tally.others = own, [one for one in found if one is not own]
 
     def _with_patience(self, request: Request) -> Request:
-        """A case that a GPU ran in no time may need ten thousands of interpreted programs, and minutes for them."""
+        """The request with higher limits: a quick case of a GPU may need minutes and 10,000s of programs."""
         if self.made.get("lane") != "cuda" or request.device != "cpu":
             return request
         profile = request.profile
@@ -139,7 +135,7 @@ class Concrete:
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """Inside a process that ncu watches: call what ``bench=`` names in ``file``, and judge nothing."""
+    """Calls what ``bench=`` names in ``file`` inside a process that ncu watches; judges nothing."""
 
     file: Path
 
@@ -154,7 +150,7 @@ def _tally(job: Job) -> Tally | TestRecord:
     """The tally of a job, from a child where one can be forked; a record where the kernel needs a GPU."""
     request = job.request
     reason = why_not_isolated(request)
-    # Where other workers time something on this GPU, it waits for them.
+    # Waits while other workers time something on this GPU.
     with beside(torch.device(request.device)) if request.bench is not None else contextlib.nullcontext():
         try:
             tally = tally_in_child(job) if reason is None else job.here(lambda _: None)

@@ -24,10 +24,7 @@ _CACHED_ANSWER = (
 
 
 def record_of(job: Job, tally: Tally, *, elsewhere: str = "", cause: str | None = None) -> TestRecord:
-    """The record of a test; writes the replay file and the script of a failure.
-
-    Of a replay: ``elsewhere`` says on which other versions the case was found, ``cause`` why it failed there.
-    """
+    """The record of a test; writes a failure's files. Of a replay: ``elsewhere``, where it failed; ``cause``, why."""
     record = _without_failure(job, tally)
     strict = job.request.strict if job.spec.strict is None else job.spec.strict
     found = tally.findings
@@ -57,7 +54,7 @@ def record_of(job: Job, tally: Tally, *, elsewhere: str = "", cause: str | None 
 def _accepted(
     checks: dict[str, dict[str, Any]], found: Sequence[Failure], failing: Sequence[Failure]
 ) -> dict[str, dict[str, Any]]:
-    """The checks: with accepted findings alone a check passes, and with a hazard that fails the test it fails."""
+    """The checks: one with accepted findings alone passes, one with a hazard that fails the test fails."""
     changed = dict(checks)
     for verdict in {one.verdict.check: one.verdict for one in reversed(found)}.values():
         fails = any(one.verdict.check == verdict.check for one in failing)
@@ -87,7 +84,7 @@ def _finding(job: Job, failure: Failure, replay: str | None) -> dict[str, Any]:
 
 
 def _without_failure(job: Job, tally: Tally) -> TestRecord:
-    """What a tally says besides its failure."""
+    """The record of a tally without its failure."""
     return TestRecord(
         nodeid=job.request.nodeid,
         verdict="pass" if tally.judged else "unknown",
@@ -141,7 +138,7 @@ def _with_failure(
         verdict="fail",
         failed_check=verdict.check,
         cause=diagnosis.cause,
-        # That of the cases before it would praise a kernel that is wrong.
+        # The grade of the cases before would praise a wrong kernel.
         grade={"fail": "D", "hazard": "C"}[verdict.status] if verdict.check == "values" else None,
         diagnosis=diagnosis.as_json(),
         case=described,

@@ -10,9 +10,7 @@ from pytest_fusion.spec.wording import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """``covering`` and ``search`` are numbers of cases; ``programs`` caps one interpreted launch; ``seconds``
-    one case.
-    """
+    """How much to run: cases of ``covering`` and ``search``, programs of an interpreted launch, seconds of a case."""
 
     name: str
     covering: int
@@ -21,19 +19,18 @@ class Profile:
     seconds: float
     elements: int = 1 << 17
     work: int = 1 << 21
-    # Beside those of the covering phase, cases in which one dim is long.
+    # Adds cases in which one dim is long to those of the covering phase.
     long: bool = True
     # Only cases whose offsets do not fit 32 bits, `covering` of them.
     large: bool = False
-    # Few cases are all that the run is for.
+    # The run needs few cases.
     few: bool = False
 
 
-# Interpreted one by one a program costs about 0.7 ms, in a batch a twentieth of that; what cannot be a batch has a cap
-# of its own, and so has what shorter rows show to be slow (`Pace`). With a program for each row of three dims, 39 of
-# 193 cases have more than 2000 of them, 23 more than 4000, 14 more than 7000. These numbers keep a row-wise test under
-# 10 s on two cores. `deep` is for a nightly run; `gate` for a run that measures what another run tests: a kernel that
-# is plainly wrong has no numbers, and that is all it is for.
+# A program costs about 0.7 ms alone, a twentieth of that in a batch. Launches that cannot be batched and slow rows
+# (`Pace`) have caps of their own. With a program for each row of three dims, 39 of 193 cases have over 2000 programs,
+# 23 over 4000, 14 over 7000. These numbers keep a row-wise test under 10 s on two cores. `deep` is for nightly runs.
+# `gate` is for runs that only measure: a plainly wrong kernel gets no numbers.
 PROFILES: dict[str, Profile] = {
     "gate": Profile("gate", covering=20, search=0, programs=2000, seconds=15.0, elements=1 << 14, long=False, few=True),
     "dev": Profile("dev", covering=130, search=30, programs=4000, seconds=15.0),
@@ -45,7 +42,7 @@ PROFILES: dict[str, Profile] = {
 
 
 def profile(name: str) -> Profile:
-    """Raises ``FusionError`` for an unknown name."""
+    """The profile of this name. Raises ``FusionError`` for an unknown one."""
     if name not in PROFILES:
         raise FusionError(f"unknown profile {name!r}{did_you_mean(name, PROFILES)}")
     return PROFILES[name]

@@ -14,10 +14,7 @@ from pytest_fusion.engine.profiles import PROFILES, Profile
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """A case from a folder ``fusion_replays``: its file as seen from where pytest was started, and where it failed.
-
-    ``check`` is the one that it failed; a ``recorded`` one is a call of a user, and nothing says that it ever failed.
-    """
+    """A case of a ``fusion_replays`` folder that failed ``check`` on ``made``; a ``recorded`` call may never have."""
 
     path: str
     case: Case
@@ -28,12 +25,11 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Where and how far a test is run, whatever its mode; resolved from options by the plugin.
+    """Where and how far a test is run, in any mode; the plugin makes it of the options.
 
-    Replay files go below ``root``; commands name them, and the test by ``shown``, as seen from ``start``, the folder
-    that pytest was started in. ``pinned`` cases run before all others. ``first``: end at the first failure. ``strict``:
-    hazards fail the test. ``sanitize``: run the smallest cases again under compute-sanitizer. ``bench``: measure what
-    ``bench=`` names once the test has passed.
+    Replay files go below ``root``. Commands name them and the test (``shown``) relative to ``start``, pytest's start
+    folder. ``pinned`` cases run first. ``first``: end at the first failure. ``strict``: hazards fail the test.
+    ``sanitize``: repeat the smallest cases under compute-sanitizer. ``bench``: measure ``bench=`` after a pass.
     """
 
     nodeid: str

@@ -1,9 +1,8 @@
-"""`--fusion-sanitize`: the smallest cases of a test again under compute-sanitizer, each tool in a process of its own.
+"""`--fusion-sanitize`: the smallest cases of a test again under compute-sanitizer, each tool in its own process.
 
-There the kernel is called on memory that nobody guards or poisons, each tensor an allocation of exactly its own bytes:
-within a guarded block, memcheck finds every access in order. What memcheck and synccheck report is wrong. What
-initcheck and racecheck report need not be: a value that is read and dropped does no harm, and racecheck does not follow
-all of the barriers that compiled Triton uses. It is `unknown` then, with the line.
+There each tensor is an allocation of exactly its own bytes, because memcheck accepts every access in a guarded block.
+Reports of memcheck and synccheck are failures. Those of initcheck and racecheck are `unknown`, with the line: a value
+that is read and dropped does no harm, and racecheck does not follow all barriers of compiled Triton.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from pytest_fusion.run.placing import write
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import plural
 
-# Names the file of cases that the sanitized process runs in place of its tests' own.
+# Names the file of cases that the sanitized process runs instead of its tests' own.
 VARIABLE = "PYTEST_FUSION_BARE"
 # In the caching allocator's blocks the end of one tensor is the beginning of another.
 _ALONE = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "TRITON_DISABLE_LINE_INFO": "0"}
@@ -64,7 +63,7 @@ class Run:
 
 
 def sanitized(spec: FusionSpec, request: Request, tally: Tally, record: TestRecord) -> TestRecord:
-    """The record with what the sanitizer adds: a failure, a doubt, or a note of what was tried."""
+    """The record with the sanitizer's result: a failure, an `unknown`, or a note of what ran."""
     if request.device == "cpu":
         return _noted(
             record, "not sanitized: compute-sanitizer needs a GPU; the CPU lane checks every access by itself"
@@ -131,7 +130,7 @@ def _under(executable: str, tool: str, request: Request, cases: list[Case]) -> R
 
 
 def folded(spec: FusionSpec, record: TestRecord, cases: list[Case], runs: list[Run]) -> TestRecord:
-    """What the runs add to a record: the first certain report fails it, any other puts its check in doubt."""
+    """The record with the runs: the first certain report fails it, others make their check `unknown`."""
     notes, checks = list(record.notes), dict(record.checks)
     tried = [run.tool for run in runs if run.cases]
     if tried:
@@ -187,7 +186,7 @@ def _failed(spec: FusionSpec, record: TestRecord, report: Report, cases: list[Ca
 
 @dataclass(frozen=True, slots=True)
 class Sanitized:
-    """The mode inside the sanitized process: the kernel on each case of ``file``, on its own memory, and no check."""
+    """The mode in the sanitized process: call the kernel on each case of ``file`` in its own memory, unchecked."""
 
     file: Path
 

@@ -1,7 +1,4 @@
-"""A failing case run again: as the first call of a new process, and, from a GPU, in the interpreter.
-
-Where it passes as the first call, earlier calls made it fail. The interpreter checks every memory access.
-"""
+"""Runs a failing case again: as the first call of a new process and, from a GPU, in the interpreter."""
 
 from __future__ import annotations
 
@@ -19,23 +16,23 @@ from pytest_fusion.interpreter.bridge.adopt import adopt
 from pytest_fusion.run.process.fork import Channel, Crash, run_isolated
 from pytest_fusion.spec.wording import first_line
 
-# An experiment of the CPU lane takes 5 to 30 ms; one that takes so long is given up.
+# An experiment of the CPU lane takes 5 to 30 ms; one that takes longer than this is given up.
 _SECONDS = 15.0
 _OPEN = (UNEXPLAINED, "device-fault", "crash")
-# On a GPU guard zones tell that something was written there, and nobody the line that did it.
+# Guard zones on a GPU show a write, but not the line that did it.
 _WITHOUT_A_LINE = ("bounds",)
-# What the lane may find in place of a wrong value or of an illegal access. That it cannot run a kernel says nothing.
+# What the lane may find in place of a wrong value or an illegal access. A kernel that it cannot run is no finding.
 _TELLING = ("values", "gradients", "bounds", "unwritten", "repeat", "inputs", "invariance")
 
-# Wrong numbers alone: whatever is wrong about memory or a launch was seen where it happened.
+# Checks of numbers alone; errors of memory or launches are seen where they happen.
 _NUMBERS = ("values", "gradients")
 
 
 def with_first_call(job: Job, tally: Tally) -> Tally:
-    """The tally; where its failing case passes as the first call of a new process, the cause is a cached answer.
+    """The tally; its cause is a cached answer where the failing case passes as the first call of a new process.
 
-    A cache by shape, say, whose key lacks a scalar or the dtype: its smallest case says nothing of it, experiments in
-    the same process name any cause, and its replay passes. Costs failing tests a child.
+    An example is a cache by shape whose key lacks a scalar or the dtype. Experiments in the same process would name any
+    cause, and the replay passes. Costs failing tests a child.
     """
     failure = tally.failure
     if failure is None or not _may_be_cached(job, tally, failure):
@@ -69,11 +66,8 @@ def _may_be_cached(job: Job, tally: Tally, failure: Failure) -> bool:
 
 
 def with_second_opinion(job: Job, tally: Tally) -> Tally:
-    """The tally, its failure diagnosed in the CPU lane where the GPU left the cause open and the kernel allows it.
-
-    A child of its own interprets the kernels (``interpreter.bridge.adopt``) on the same case; an empty compile cache,
-    which uses up the time for experiments on a GPU, costs nothing there.
-    """
+    """The tally, with a diagnosis from the CPU lane where the GPU left the cause open and the kernel allows it."""
+    # A child interprets the kernels on the same case, without compiling; on a GPU an empty cache takes the time.
     failure = tally.failure
     if failure is None or not _needed(job, failure):
         return tally
@@ -111,7 +105,7 @@ def _in_cpu_lane(job: Job, failure: Failure) -> Tally | str:
 
     def work(channel: Channel) -> Tally:
         adopt()
-        # The laboratory's time is that of the processor, of which many threads take more for the same work.
+        # The laboratory counts CPU time, and more threads take more of it for the same work.
         torch.set_num_threads(1)
         return there.here(channel.note)
 

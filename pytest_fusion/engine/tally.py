@@ -65,12 +65,12 @@ class Tally:
     # The worst finding that fails the test, and all others, worst first.
     failure: Failure | None = None
     others: list[Failure] = field(default_factory=list)
-    # Failures that were seen only where another had made the result wrong before, as sentences.
+    # Failures seen only where another had already spoiled the result, as sentences.
     behind: list[str] = field(default_factory=list)
-    # Seconds of the processor after the first failure, in which others were sought.
+    # CPU seconds of the search for others after the first failure.
     more_s: float = 0.0
     imported: tuple[str, ...] = ()
-    # Why all that passed says nothing of the kernel.
+    # Why passing is no evidence about the kernel.
     empty: str = ""
     # The pinned replay that failed, as its file is shown.
     pinned: str | None = None
@@ -81,14 +81,11 @@ class Tally:
         return [*([self.failure] if self.failure is not None else []), *self.others]
 
     def reject(self, kind: str) -> None:
-        """One more rejection, one of ``verdict.rejections`` or by the name of what was raised."""
+        """One more rejection, one of ``checks.rejections`` or the name of what was raised."""
         self.rejected[kind] = self.rejected.get(kind, 0) + 1
 
     def judge(self, spec: FusionSpec, case: Case, verdicts: Iterable[Verdict]) -> None:
-        """One more case that was judged.
-
-        A check may conclude several times on one case; the case counts once, with the worst of its conclusions.
-        """
+        """Count a judged case, once for each check, with the worst of the check's conclusions on it."""
         self.judged += 1
         once: dict[str, Verdict] = {}
         for verdict in verdicts:
@@ -108,7 +105,7 @@ class Tally:
             entry.update(verdict=verdict.status, reason=verdict.reason)
 
     def _measure(self, spec: FusionSpec, case: Case, verdict: Verdict) -> None:
-        """How far off values were that are right."""
+        """Record the error of correct values."""
         seen = verdict.evidence
         if not isinstance(seen, Deviation):
             return

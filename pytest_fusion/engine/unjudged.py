@@ -11,14 +11,14 @@ from pytest_fusion.checks.verdict import Verdict, failed
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
-# The identity of the failure that is none on a single case: nothing was asked of the kernel.
+# The identity of a failure without a case: nothing was judged.
 NOTHING_JUDGED = "error:nothing-judged"
 
 _SIZES = "fix the shapes of inputs=, the bounds in dims=, or those of values="
 
 
 def not_modelled(cases: int, rejected: Mapping[str, int], refusals: Mapping[str, str]) -> str:
-    """The reason of the cases that need more than the interpreter models, beside others that were judged."""
+    """Why some of the cases were not judged: they need more than the interpreter models."""
     return (
         f"{rejected[NOT_MODELLED]} of {cases} case(s) could not be judged in the CPU lane: "
         f"{refusals.get(NOT_MODELLED, '')}"
@@ -46,7 +46,7 @@ def no_far_case(cases: int, rejected: Mapping[str, int], refusals: Mapping[str, 
 
 
 def unless_far(context: Context, result: CaseResult) -> None:
-    """Reject a case of the profile `large` whose launches got nothing that goes far: ``x.contiguous()`` came before."""
+    """Reject a case of the profile `large` that was launched on compact copies, as by ``x.contiguous()``."""
     judged = result.failure is not None or result.rejected is not None or not result.launches
     if not (judged or any(launch.far for launch in result.launches)):
         context.progress.refusals.setdefault("dense", "the kernel was launched on copies, whose offsets fit 32 bits")
@@ -61,7 +61,7 @@ def _kinds(rejected: Mapping[str, int], refusals: Mapping[str, str]) -> str:
 
 
 def must_be_made(spec: FusionSpec, rejected: Mapping[str, int], refusals: Mapping[str, str]) -> None:
-    """Raise ``SpecError`` where sizes or functions of the spec let no case come to be: the kernel was never called."""
+    """Raise ``SpecError`` where sizes or functions of the spec allow no case, so the kernel was never called."""
     raised = any(kind.startswith("inputs ") for kind in rejected)
     if rejected and all(kind == IMPOSSIBLE or kind.startswith("inputs ") for kind in rejected):
         advice = "fix the function, or bound what it is given by dims= and values=" if raised else _SIZES

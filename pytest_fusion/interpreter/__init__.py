@@ -1,9 +1,7 @@
 """Triton kernels on the CPU: switches Triton's interpreter on and corrects what it computes wrongly.
 
-Importing this package imports neither Triton nor torch; ``enable()`` is called before user modules are imported and
-everything else happens when they import Triton. ``bridge`` connects to Triton, ``compute`` has the arithmetic of a
-GPU, ``control`` runs the programs of a launch, ``memory`` checks their accesses. Each module says what it corrects and
-which hardware behaviour it follows.
+Importing it imports neither Triton nor torch. Call ``enable()`` before user modules are imported; the rest happens when
+they import Triton. Each module says what it corrects and which hardware behaviour it follows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is known about one launch before it runs, as plain data, and who observes launches."""
+"""The facts about one launch before it runs, as plain data, and the observers of launches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytest_fusion.interpreter.scoped import listed
 
 Constexpr = int | bool | str | float
 
-# A launch constant below this is a flag or a count of warps, not a block size.
+# A smaller launch constant is a flag or a count of warps, not a block size.
 _SMALLEST_BLOCK = 8
 _LARGEST_BLOCK = 8192
 _MOST_BLOCKS = 3
@@ -22,10 +22,9 @@ _MOST_BLOCKS = 3
 class Launch:
     """One launch of a Triton kernel.
 
-    ``grid`` is padded with ones to three dimensions. ``constexprs`` holds the compile-time arguments, those of the
-    chosen autotune config included; a value that is no number, bool or string (a dtype, a function) is given by its
-    name. ``source`` is ``"path/file.py:line"`` of the kernel's definition. ``far``: elements of an argument are so far
-    apart that an offset in 32 bits wraps around.
+    ``grid`` is padded with ones to three dimensions. ``constexprs``: compile-time arguments, those of the autotune
+    config included; a dtype or a function is given by its name. ``source``: ``"path/file.py:line"`` of the definition.
+    ``far``: elements of an argument are so far apart that a 32-bit offset wraps.
     """
 
     kernel: str
@@ -45,7 +44,7 @@ _observers: list[Callable[[Launch], None]] = []
 
 
 def observe(callback: Callable[[Launch], None]) -> AbstractContextManager[object]:
-    """Call ``callback`` before each interpreted launch; what it raises propagates out of the launch."""
+    """Call ``callback`` before each interpreted launch; its exceptions propagate out of the launch."""
     return listed(_observers, callback)
 
 

@@ -25,10 +25,7 @@ def holding(state: object, **values: Any) -> Iterator[None]:
 
 @contextmanager
 def replaced(module: str, owner: str, method: str, replacement: Callable[..., Any]) -> Iterator[None]:
-    """Call ``replacement(upstream, self, args, kwargs)`` in place of a class's method.
-
-    Does nothing where ``module`` was never imported or has no such method.
-    """
+    """Call ``replacement(upstream, self, args, kwargs)`` for a method of an imported class; does nothing without it."""
     class_ = getattr(sys.modules.get(module), owner, None)
     upstream = getattr(class_, method, None)
     if upstream is None:

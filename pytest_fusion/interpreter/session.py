@@ -1,12 +1,11 @@
-"""Run Triton kernels on the CPU and see every memory access, without pytest.
+"""Runs Triton kernels on the CPU and checks every memory access, without pytest.
 
     from pytest_fusion.interpreter import interpreted   # before Triton is imported
-
     with interpreted() as session:
         kernel[grid](x, y, n, BLOCK=1024)
 
-Importing this module switches Triton's interpreter on for the whole process (``TRITON_INTERPRET=1``) and
-corrects what it computes wrongly. A bad access raises ``MemoryFinding`` at its line, before it happens.
+Importing this module switches Triton's interpreter on for the whole process (``TRITON_INTERPRET=1``) and corrects what
+it computes wrongly. A bad access raises ``MemoryFinding`` at its line, before it happens.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ hook.enable()
 
 @dataclass(slots=True)
 class Session:
-    """What happened inside ``with interpreted() as session``.
-
-    ``launches``: how each launch was run, in order. ``findings``: what was wrong with its accesses (only with
-    ``findings="collect"``; otherwise the first one is raised).
-    """
+    """How each launch of the block ran, in order, and with ``findings="collect"`` its wrong accesses."""
 
     launches: list[Execution] = field(default_factory=list)
     _findings: Findings = field(default_factory=Findings)
@@ -45,7 +40,7 @@ class Session:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was computed otherwise than a GPU computes it, since the process began."""
+        """Differences from a GPU's computation since the process began."""
         return lane_state.notes()
 
 
@@ -55,16 +50,15 @@ def interpreted(
 ) -> Iterator[Session]:
     """Run the Triton launches of the block on the CPU and check each access.
 
-    ``executor``: ``"batched"`` runs all programs of a grid at once, ``"serial"`` one after the other (in the
-    order of the grid, the last dimension fastest). ``checked=False`` leaves out the checks that need a record of
-    earlier accesses (races, unwritten and gap accesses); accesses outside of a tensor's storage are always refused.
+    ``executor``: ``"batched"`` runs all programs of a grid at once, ``"serial"`` one after the other (in the order of
+    the grid, the last dimension fastest). ``checked=False`` leaves out the checks that need a record of earlier
+    accesses (races, unwritten and gap accesses); accesses outside of a tensor's storage are always rejected. In the
+    block ``torch.empty`` and the like give memory that counts as unwritten, and ``is_cuda`` of CPU tensors is true if
+    torch has no GPU, because most launchers assert it.
 
-    Inside the block ``torch.empty`` and its kin give memory that is known to hold no value, and CPU tensors answer
-    ``is_cuda`` with yes where torch has no GPU, because most launchers assert it.
-
-    Raises ``FusionError`` when Triton was imported before this module without ``TRITON_INTERPRET=1``, and
-    ``MemoryFinding`` at a wrong access unless findings are collected. Either way the lanes of a load or store that
-    leave the memory they may touch are not performed; of racing stores one wins.
+    Raises ``FusionError`` if Triton was imported before this module without ``TRITON_INTERPRET=1``, and
+    ``MemoryFinding`` at a wrong access unless findings are collected. Lanes of an access that leave their memory are
+    never performed; of racing stores one wins.
     """
     import torch
 
@@ -86,7 +80,7 @@ def interpreted(
 
 
 def import_triton() -> None:
-    """Import Triton and correct it. Raises ``FusionError`` where it is too late for that."""
+    """Import Triton and correct it. Raises ``FusionError`` if it is too late for that."""
     try:
         import triton  # noqa: F401
     except ImportError as error:

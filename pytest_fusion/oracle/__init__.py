@@ -1,8 +1,4 @@
-"""Shadow lanes: the reference prices its own rounding.
-
-A reference runs once, natively; every ATen operation is repeated in float64 without rounding (the oracle) and in K
-lanes with random rounding wherever the reference rounds. How far the lanes scatter is what rounding may cost.
-"""
+"""Shadow lanes: the reference prices its own rounding, by a float64 oracle and randomly rounded runs in lock-step."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Chains of additions: a kernel may add in another order than a reference that adds one term after the other.
 
-``x + y + z`` may be ``x + (y + z)``, and a loop over taps one ``tl.sum``. Where the reference's partial sums cancel,
-its own roundings do not show those of other orders: with three numbers near one, the first two cancelling, nothing is
-rounded as written, and half a unit of one in the other order.
+``x + y + z`` may be ``x + (y + z)``, and a loop over taps one ``tl.sum``. Where partial sums cancel, the reference's
+roundings do not cover other orders. For three numbers near one, the first two cancelling, the written order rounds
+nothing and another order half a unit of one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ _SPARE = 2.0**8
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a value is the sum of, each (*shape): its exact ``value``, its ``count`` of terms and the sum of their
-    ``squares``. ``given`` is the variance of what the lanes have of its roundings, in units of ``u^2 / 3``.
+    """The terms of a sum, each (*shape): its exact ``value``, its ``count``, the sum of ``squares``.
+
+    ``given`` is the variance of roundings that the lanes already have, in units of ``u^2 / 3``.
     """
 
     value: Tensor
@@ -36,11 +37,11 @@ class Terms:
 
 
 def terms_of(operand: Any, factor: float, like: Tensor) -> Terms:
-    """Those of an operand, its lanes or a number, of a sum whose exact value is ``like`` (*shape)."""
+    """The terms of one operand (lanes or a number) of a sum whose exact value is ``like`` (*shape)."""
     if not isinstance(operand, Lanes):
         value = torch.full_like(like, float(operand) * factor)
     else:
-        # To the device as well: a 0-d tensor of the CPU broadcasts with any.
+        # To the device too: a 0-d CPU tensor broadcasts with any.
         value = (operand.rounded[0].to(like) * factor).expand_as(like)
         if operand.chain is not None:
             squares, given, count = (part.to(like.device).expand_as(like) for part in operand.chain)
@@ -49,14 +50,11 @@ def terms_of(operand: Any, factor: float, like: Tensor) -> Terms:
 
 
 def in_any_order(noise: Noise, total: Tensor, parts: tuple[Terms, Terms], unit: float) -> tuple[Tensor, Terms]:
-    """``total`` (L, *shape), the sum of ``parts``, with what its lanes lack of the roundings of any order.
-
-    A sequential sum in random order has the variance ``n S^2 / 3 + n Q / 6`` in units of ``u^2 / 3``
-    (``Noise.accumulated``).
-    """
+    """``total`` (L, *shape), the sum of ``parts``, with the noise that its lanes lack for any order."""
+    # A sequential sum in random order has variance ``n S^2 / 3 + n Q / 6`` in units of ``u^2 / 3`` (Noise.accumulated).
     value, (one, other) = total[0], parts
     squares, given, count = one.squares + other.squares, one.given + other.given, one.count + other.count
-    # What the next step rounds; nothing, where the sum is a number of the dtype.
+    # What the next step rounds; nothing if the sum is a number of the dtype.
     rounds = (given > 0) | (unit == U32) & (value.float().double() != value)
     given = given + torch.where(rounds, value.square(), 0.0)
     whole = Terms(value, squares, given, count)
@@ -72,8 +70,10 @@ def in_any_order(noise: Noise, total: Tensor, parts: tuple[Terms, Terms], unit: 
 
 
 def carried(name: str, operands: Sequence[Any], like: Tensor) -> Terms | None:
-    """What ``where``, and ``mul`` by zeros and ones, leave of the chains among their operands: sums of segments,
-    ``where(begins, 0, sum) + x``. ``like`` (*shape) is the exact result; None where there is none."""
+    """The chain of additions that ``where``, or ``mul`` by zeros and ones, passes on: ``where(begins, 0, sum) + x``.
+
+    ``like`` (*shape) is the exact result; None where there is no chain.
+    """
     chains = [isinstance(v, Lanes) and v.chain is not None for v in operands]
     if not any(chains):
         return None
@@ -91,15 +91,13 @@ def carried(name: str, operands: Sequence[Any], like: Tensor) -> Terms | None:
 
 
 def noted(lanes: Lanes, chain: Terms | None) -> Lanes:
-    """The lanes of a result that is this chain of additions."""
+    """``lanes`` with this chain of additions."""
     return lanes if chain is None else replace(lanes, chain=torch.stack((chain.squares, chain.given, chain.count)))
 
 
 def _exact_in_any_order(most: Tensor, parts: Sequence[Terms], unit: float) -> Tensor:
-    """Where no order rounds: all terms are multiples of a unit of the largest partial sum, like small whole numbers.
-
-    The unit is taken ``_SPARE`` times as large, so that other sums are not multiples of it by chance.
-    """
+    """Where no order rounds: all terms are multiples of a unit of the largest partial sum, like small whole numbers."""
+    # The unit is taken ``_SPARE`` times as large, against multiples by chance.
     _, exponent = torch.frexp(most.sqrt())
     step = torch.ldexp(torch.full_like(most, _SPARE * unit), exponent)
     exact = torch.ones_like(most, dtype=torch.bool)
@@ -109,8 +107,7 @@ def _exact_in_any_order(most: Tensor, parts: Sequence[Terms], unit: float) -> Te
 
 
 def chain_of(op: Op, call: Call, results: list[Any]) -> Terms | None:
-    """What chain of additions the result of an operation is, if any. A sum's lanes, in place in ``results``, are given
-    what they lack of the roundings of other orders."""
+    """The chain of additions that a result is, if any; adds to ``results`` the noise that a sum's lanes lack."""
     known, total = call.plan.operator, results[0]
     if not (known.sums or known.carries) or total.dtype != D or not total.numel():
         return None

@@ -1,8 +1,8 @@
-"""Sums of equal terms round the same way in step after step, where those of different terms walk at random.
+"""Sums of equal terms round the same way at each step, where those of different terms walk at random.
 
-While the partial sum stays between two powers of two, adding ``t`` errs by what ``t`` misses the grid there by: the
-same for the same ``t``. After 57 equal terms, one added after the other, a sum was off by 14 units; random errors leave
-2.5. Products of equal factors drift too, once they are multiplied in a tree.
+While the partial sum is between two powers of two, adding ``t`` errs by the distance of ``t`` from the grid. After 57
+equal terms, added in sequence, a sum was off by 14 units; random errors give 2.5. Products of equal factors drift too,
+in a tree.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Of two terms the sum is rounded once.
+# A sum of two terms is rounded once.
 _TERMS = 3
-# One term in so many that equals the one before it shows that terms repeat.
+# Terms repeat if one in eight equals the one before it.
 _SHARE = 8
-# Powers of two that partial sums pass through last, and those of the partial sums of as many as 2^5 blocks.
+# The last powers of two that partial sums pass, and those of the partial sums of up to 2^5 blocks.
 _OCTAVES = 6
 
 
 def drift(terms: Tensor, total: Tensor, dims: Sequence[int], unit: float) -> Tensor | None:
-    """How far the sum of ``terms`` over ``dims`` may be off because they repeat; ``None`` where they do not.
+    """How far the sum of ``terms`` over ``dims`` may be off because terms repeat; ``None`` where they do not.
 
-    Both are the oracle's; ``total``, of the result's shape, has kept its dims.
+    Both are the oracle's; ``total`` keeps the reduced dims.
     """
     repeats = _repeats(terms, dims)
     if repeats is None:
@@ -35,7 +35,7 @@ def drift(terms: Tensor, total: Tensor, dims: Sequence[int], unit: float) -> Ten
 
 
 def running_drift(terms: Tensor, total: Tensor, steps: Tensor, dim: int, unit: float) -> Tensor | None:
-    """The same of each prefix along ``dim``, as if all its terms were the last one; ``steps`` counts them."""
+    """`drift` of each prefix along ``dim``, as if all its terms equalled the last; ``steps`` counts them."""
     repeats = _repeats(terms, [dim])
     if repeats is None:
         return None
@@ -43,12 +43,9 @@ def running_drift(terms: Tensor, total: Tensor, steps: Tensor, dim: int, unit: f
 
 
 def factor_drift(factors: Tensor, total: Tensor, dim: int, unit: float, *, running: bool = False) -> Tensor | None:
-    """The same of the product of ``factors`` along ``dim``, or of each prefix where it is ``running``.
-
-    A tree squares what it has of equal factors, and all nodes of one of its levels make the same mistake: honest scans
-    of 51 equal factors were off by 24 units in the last element and refused, where random roundings leave 2. Powers of
-    two multiply without any.
-    """
+    """`drift` of the product of ``factors`` along ``dim``, or if ``running`` of each prefix."""
+    # A tree squares products of equal factors, with the same error in all nodes of a level: correct scans of 51 equal
+    # factors were off by 24 units and refused, where random roundings give 2. Powers of two multiply exactly.
     repeats = _repeats(factors.abs(), [dim])
     if repeats is None:
         return None
@@ -58,7 +55,7 @@ def factor_drift(factors: Tensor, total: Tensor, dim: int, unit: float, *, runni
 
 
 def product_drift(a: Tensor, b: Tensor, total: Tensor, unit: float) -> Tensor | None:
-    """The same of ``a @ b`` (..., M, K) and (..., K, N), where a row and a column are constant."""
+    """`drift` of ``a @ b`` (..., M, K) and (..., K, N) where a row and a column are constant."""
     found, terms = _constant(a, b), a.shape[-1]
     if found is None:
         return None
@@ -71,17 +68,14 @@ def product_drift(a: Tensor, b: Tensor, total: Tensor, unit: float) -> Tensor | 
 
 
 def steps(a: Tensor, b: Tensor) -> int:
-    """How many roundings that are independent an accumulator of ``a @ b`` has as much error of.
-
-    K, or its square where all K of some row and of some column are equal.
-    """
+    """How many independent roundings the error of ``a @ b`` equals: K, or K^2 for a constant row and column."""
     terms = int(a.shape[-1])
     return terms if _constant(a, b) is None else terms * terms
 
 
 def _constant(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
     """Bool (..., M) and (..., N): the constant rows and columns; ``None`` where either has none."""
-    # Two columns rule out a constant row in nearly all products, without reading the operands whole.
+    # Two columns rule out a constant row in nearly all products without reading the operands in full.
     if a.shape[-1] < _TERMS or not bool((a[..., 0] == a[..., 1]).any() and (b[..., 0, :] == b[..., 1, :]).any()):
         return None
     rows, columns = (a == a[..., :1]).all(-1), (b == b[..., :1, :]).all(-2)
@@ -89,7 +83,7 @@ def _constant(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 def _repeats(terms: Tensor, dims: Sequence[int]) -> Tensor | None:
-    """Bool, with reduced dims of size 1: whether terms repeat. ``None`` if they do nowhere."""
+    """Bool, with reduced dims of size 1: whether terms repeat. ``None`` if none do."""
     along = dims[-1]
     size = terms.shape[along]
     if size < _TERMS:

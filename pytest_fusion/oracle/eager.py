@@ -3,18 +3,24 @@
 Upcasts (``.float()``, ``dtype=float32``) do not count, and sums stay in float32 inside of an operation. Softmax, norms
 and attention count as their formulas written out, so that it makes no difference whether the reference does that. Only
 digits are lost: a number that 16 bits cannot hold for its size keeps float32's range, since what overflows is no
-yardstick.
+yardstick. Products are the exception, of matrices or of two different tensors: whoever stores their result in float16
+has infinity there. Squares are none, which norms add up in float32.
+
+A value that is computed twice is rounded twice: fused losses compute the logit of the label apart from those that are
+added up (cut-cross-entropy, from terms that are rounded), where a loss of next to nothing is the difference of both.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_map_only
 
 from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.interpreter.bridge.aten import schema
@@ -24,40 +30,46 @@ from pytest_fusion.oracle.outside import noting
 from pytest_fusion.oracle.rounding import GRIDS, NARROW, D, quantum, significand
 from pytest_fusion.run.precision import full_precision
 
-# One sample is what rounding to nearest does, which may be exact by luck: others round at random.
+# One sample rounds to nearest, which may be exact by luck; the others round at random.
 SAMPLES = 8
 _WIDE = frozenset({torch.float32, D})
-# Operations that count as their formula. Their row statistics (mean, sum) stay in float32, as in torch's own kernels.
+# Operations that count as their formula. A norm's row statistics (mean, sum) stay in float32, as in torch's kernels.
 _FORMULAS = frozenset(
     "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data silu silu_backward native_layer_norm "
     "native_layer_norm_backward native_group_norm native_group_norm_backward native_batch_norm _fused_rms_norm "
     "native_batch_norm_backward _fused_rms_norm_backward".split()
 )
 
+# Of these the sum over a row is rounded as well: it cancels against one term, and a formula written out rounds it.
+_ROUNDED_SUMS = frozenset({"_softmax_backward_data", "_log_softmax_backward_data"})
+_PRODUCTS = frozenset("mm bmm addmm baddbmm mv addmv dot convolution".split())
+
 
 class Eager(OperatorMode):
-    """Rounds what operations make of 16-bit numbers, whatever the dtype that holds it.
+    """Rounds results of 16-bit numbers, whatever dtype holds them.
 
-    A tensor has a dtype in eager PyTorch: its own, or the 16 bits of what it was computed from. One that was made from
-    no tensor at all (``zeros``, ``arange``) has none, and takes that of the numbers it meets.
+    A tensor's eager dtype is its own, or the 16 bits of what it was computed from. One made from no tensor (``zeros``,
+    ``arange``) has none, and takes that of its operands.
     """
 
     def __init__(self, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self._generator = generator
-        # The shape of what is rounded within a formula.
+        # Within a formula, the shape of what is rounded.
         self._whole: torch.Size | None = None
         self._dtypes: dict[int, tuple[StorageWeakRef, torch.dtype | None]] = {}
+        # The call of each product, which holds what it read; and its storage.
+        self._products: dict[int, tuple[Callable[[], Tensor], StorageWeakRef]] = {}
 
     def on_operator(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:  # noqa: ARG002
         """The results of the operator, rounded in place."""
         given = [t for t in tensors_of((args, kwargs)) if t.is_floating_point() or t.is_complex()]
         dtype = self._promoted(given)
-        bits = GRIDS[dtype].bits if dtype in GRIDS and dtype not in _WIDE else 0
+        grid = None if dtype is None or dtype in _WIDE else GRIDS.get(dtype)
         facts = schema(func)
-        body = decompositions().get(func) if bits and facts.name in _FORMULAS else None
+        body = decompositions().get(func) if grid and facts.name in _FORMULAS else None
         if body is not None and self._whole is None:
-            self._whole = given[0].shape
+            self._whole = None if facts.name in _ROUNDED_SUMS else given[0].shape
             try:
                 with self:
                     out = body(*args, **kwargs)
@@ -65,26 +77,36 @@ class Eager(OperatorMode):
                 self._whole = None
         else:
             out = func(*args, **kwargs)
+        if facts.name == "_log_softmax" and _key(given[0]) in self._products:
+            out.add_(self._half_units(self._products[_key(given[0])][0]().view_as(out), dtype))
         statistics = body is not None and not facts.name.endswith(("backward", "backward_data"))
-        # Within a formula a conversion arrives as a view, which it need not be.
+        # Within a formula a conversion arrives as a view, though it may not be one.
         known = {_key(t) for t in given} if facts.view else ()
         for place, result in enumerate(t for t in tensors_of(out) if t.dtype in _WIDE and _key(t) not in known):
             self._note(result, dtype)
-            if bits and not (statistics and place) and self._whole in (None, result.shape):
-                self._round(result, bits)
+            if grid and not (statistics and place) and self._whole in (None, result.shape):
+                multiplied = facts.name == "mul" and len({_key(t) for t in given}) > 1
+                self._round(result, grid.bits, grid.largest if multiplied or facts.name in _PRODUCTS else math.inf)
+        if facts.name in _PRODUCTS:
+            size = functools.partial(_size, func, args, kwargs)
+            self._products[_key(out)] = size, StorageWeakRef(out.untyped_storage())  # type: ignore[no-untyped-call]
         return out
 
     def stored(self, result: Tensor) -> Tensor:
-        """A result in float64; of a wider one that eager PyTorch has in 16 bits, a random sample is off by half a unit
-        at most: another formula's result need not happen to be a 16-bit number."""
+        """A result in float64; random samples of 16-bit results held in a wider dtype are off by up to half a unit."""
+        # Another formula's result need not be a 16-bit number.
         values, dtype = result.to(D, copy=True), self._of(result)
-        if self._generator is not None and result.dtype in _WIDE and dtype in NARROW:
-            half = quantum(values, dtype).mul_(0.5)
-            values += torch.empty_like(values).uniform_(-1, 1, generator=self._generator) * half
-        return values
+        return values + self._half_units(values, dtype) if result.dtype in _WIDE else values
+
+    def _half_units(self, values: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """At most half a unit of each value in a 16-bit ``dtype``, of either sign; zeros in the first sample."""
+        if self._generator is None or dtype is None or dtype not in NARROW:
+            return torch.zeros_like(values)
+        half = quantum(values.to(D), dtype).mul_(0.5)
+        return (torch.empty_like(half).uniform_(-1, 1, generator=self._generator) * half).to(values.dtype)
 
     def _promoted(self, operands: Sequence[Tensor]) -> torch.dtype | None:
-        """The dtype that the operation would have; numbers (tensors without dims) give way to tensors."""
+        """The dtype of the eager operation; tensors take precedence over numbers (tensors without dims)."""
         dtypes = [(t.dim() > 0, found) for t in operands if (found := self._of(t)) is not None]
         strong = [dtype for large, dtype in dtypes if large] or [dtype for _, dtype in dtypes]
         return functools.reduce(torch.promote_types, strong) if strong else None
@@ -100,12 +122,19 @@ class Eager(OperatorMode):
         return tensor.dtype if tensor.dim() else None
 
     def _note(self, result: Tensor, dtype: torch.dtype | None) -> None:
-        # The reference to a storage keeps its address from being used again.
+        # The reference to a storage prevents reuse of its address.
         self._dtypes[_key(result)] = (StorageWeakRef(result.untyped_storage()), dtype)  # type: ignore[no-untyped-call]
 
-    def _round(self, result: Tensor, bits: int) -> None:
+    def _round(self, result: Tensor, bits: int, largest: float) -> None:
         values = result.detach()
-        result.data.copy_(torch.where(values.isfinite(), significand(values, bits, self._generator), values))
+        rounded = torch.where(values.isfinite(), significand(values, bits, self._generator), values)
+        result.data.copy_(torch.where(rounded.abs() > largest, rounded * math.inf, rounded))
+
+
+def _size(product: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """How large the terms of each sum of a product are together: the root of the sum of their squares."""
+    squares: tuple[Any, Any] = tree_map_only(Tensor, lambda t: t.float().square(), (args, kwargs))
+    return torch.as_tensor(product(*squares[0], **squares[1])).sqrt()
 
 
 def _key(tensor: Tensor) -> int:
@@ -113,10 +142,7 @@ def _key(tensor: Tensor) -> int:
 
 
 def run_eager(call: Callable[[], Sequence[Tensor]], *, seed: int) -> list[Tensor]:
-    """The results of ``call`` in eager 16 bits, each (samples, *shape) and float64; ``call`` is made for each sample.
-
-    Raises what ``call`` raises.
-    """
+    """The results of ``call`` in eager 16 bits, each (samples, *shape) and float64. Raises what ``call`` raises."""
     found = [_once(call, None)]
     device = next((t.device for t in found[0]), None)
     generator = torch.Generator(device).manual_seed(seed >> 1)
@@ -126,7 +152,7 @@ def run_eager(call: Callable[[], Sequence[Tensor]], *, seed: int) -> list[Tensor
 
 def _once(call: Callable[[], Sequence[Tensor]], generator: torch.Generator | None) -> list[Tensor]:
     mode = Eager(generator)
-    # Attention as torch's own formula has it, whose probabilities are rounded like any other result.
+    # torch's own formula of attention, whose probabilities are rounded like any other result.
     attention = torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH)
     with full_precision(), attention, noting([], mode), mode:
         results = list(call())

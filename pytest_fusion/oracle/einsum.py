@@ -1,8 +1,7 @@
-"""``torch.einsum`` over a dim of one element as the matrix product that it is of any other size.
+"""``torch.einsum`` over a dim of one element as a matrix product, as at any other size.
 
-ATen leaves out what has one element and multiplies, so that such a case arrived as a product of elements: a kernel that
-stores its probabilities in 16 bits before ``torch.einsum("bnm,bme->bne", p, v)`` was accused where ``m`` is 1, and its
-backward too.
+ATen drops the dim and multiplies elements. A kernel that stores its probabilities in 16 bits before
+``torch.einsum("bnm,bme->bne", p, v)`` then failed where ``m`` is 1, and so did its backward.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Contracting(TorchFunctionMode):
-    """While it is on, ``torch.einsum`` of two tensors is a batched product where ATen would make none of it."""
+    """Makes ``torch.einsum`` of two tensors a batched product where ATen would not."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -27,7 +26,7 @@ class Contracting(TorchFunctionMode):
 
 
 def _contracted(args: Sequence[Any]) -> Tensor | None:
-    """The product, or ``None`` where there is none, it has several terms, or the equation is not a plain one."""
+    """The product; ``None`` where there is none, several terms, or no plain equation."""
     equation, *rest = args
     operands = rest[0] if len(rest) == 1 and isinstance(rest[0], list | tuple) else rest
     if not isinstance(equation, str) or len(operands) != 2 or not all(isinstance(t, Tensor) for t in operands):
@@ -43,7 +42,7 @@ def _contracted(args: Sequence[Any]) -> Tensor | None:
     both = [letter for letter in left if letter in other]
     rows, columns = [n for n in left if n not in both], [n for n in right if n not in both]
     batch, summed = [n for n in both if n in out], [n for n in both if n not in out]
-    # Of equal sizes, all letters that are summed in both, and one element in these.
+    # Equal sizes, all summed letters in both operands, and one element in these.
     if not summed or not {*rows, *columns} <= set(out) or any(size[n] != other[n] for n in both):
         return None
     size |= other

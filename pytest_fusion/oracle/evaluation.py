@@ -1,4 +1,4 @@
-"""What an operation does on lanes: by its rule, by ATen's decomposition of it, or by running it on each lane."""
+"""Runs an operation on lanes: by its rule, by ATen's decomposition, or by running it on each lane."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from pytest_fusion.spec.wording import out_of_memory
 
 # Unknown operations get the noise of an elementary function: 8 units of float32.
 _UNSURE = 2.0**-21
-# How memory is laid out is nothing that lanes follow.
+# Lanes do not depend on memory layout.
 _LAYOUT = frozenset({"memory_format", "layout", "device", "pin_memory"})
 
 
@@ -39,7 +39,7 @@ def _rounded(operand: Operand) -> Tensor:
 
 
 def _whole(call: Call) -> bool:
-    """Whether all are integers and bools."""
+    """Whether all tensors are integers and bools."""
     every = tensors_of((call.args, call.kwargs, call.natives))
     return not any(t.is_floating_point() for t in every)
 
@@ -56,7 +56,7 @@ class Evaluator(DispatchMode):
         self._readers = 0
 
     def lanes_of(self, tensor: Tensor) -> Lanes:
-        """Lanes of a native tensor: the tracked ones, or its exact value where nothing has been rounded."""
+        """Lanes of a native tensor: the tracked ones, or its exact value where nothing is rounded."""
         if tensor.is_complex():
             return paired(self.lanes_of(parts(tensor)), tensor)
         found = self.store.read(tensor)
@@ -64,7 +64,7 @@ class Evaluator(DispatchMode):
             return found
         lanes = exact_lanes(tensor)
         if self.store.marks(tensor).unwritten and tensor.dtype in GRIDS and tensor.numel():
-            # Memory from empty() that no ATen operation wrote: a kernel launched outside the dispatcher did.
+            # Memory from empty() that no ATen operation wrote: a kernel outside the dispatcher did.
             self.fallback("memory written outside ATen")
             return self._guessed(lanes.raw, tensor)
         if tensor.dtype in (torch.float32, torch.bfloat16) and tensor.numel():
@@ -75,7 +75,7 @@ class Evaluator(DispatchMode):
         return lanes
 
     def fallback(self, name: str) -> None:
-        """Lists what has no rule."""
+        """List an operation that has no rule."""
         if name not in self.fallbacks:
             self.fallbacks.append(name)
 
@@ -86,7 +86,7 @@ class Evaluator(DispatchMode):
         for tensor in given[first:]:
             made[id(tensor)] = self.lanes_of(tensor)
         if first:
-            # Not read: what is in memory from empty() would decide which random numbers the rest gets.
+            # Not read: what empty() memory holds would change the random numbers of the rest.
             made.setdefault(id(given[0]), exact_lanes(given[0]))
         found = {id(t): operand_of(self.store, plan.operator, t, made[id(t)], self.noise.kind) for t in given}
         operands = [found[id(tensor)] for tensor in given]
@@ -94,7 +94,7 @@ class Evaluator(DispatchMode):
         return Call(func, plan, args, kwargs, results_of(out), operands, tree)
 
     def evaluate(self, call: Call) -> list[Lanes | None] | None:
-        """Lanes of every result; None leaves the native values exact."""
+        """Lanes of every result; None where the native values are exact."""
         plan, known = call.plan, call.plan.operator
         if any(t.is_complex() for t in tensors_of((call.args, call.kwargs, call.natives))):
             moves = not known.modulus and (known.exact or known.moves)
@@ -106,11 +106,11 @@ class Evaluator(DispatchMode):
                 self.drawn |= Drawn.OWN if plan.name == "native_dropout" and bool(call.args[1]) else Drawn.NONE
                 return self._by_rule(call)
             except REFUSED as error:
-                # No other way needs less, and one of less noise would accuse the kernel.
+                # Any other way needs as much memory or has less noise, which would fail honest kernels.
                 if out_of_memory(error):
                     raise
                 if plan.draws:
-                    # Running it again would draw again; its native result is the only one there is.
+                    # Running it again would draw again; the native result stands.
                     self.drawn |= drawn_by(call.args, call.kwargs)
                     return None
                 self.fallback(f"{plan.name} ({type(error).__name__})")
@@ -142,7 +142,7 @@ class Evaluator(DispatchMode):
         return [None if lanes is None else noted(lanes, chain) for lanes in every]
 
     def _read(self, call: Call) -> None:
-        """What an operation may read of its operands instead of what the reference stored."""
+        """Replace operands by what an operation may read instead of what the reference stored."""
         known = call.plan.operator
         if self.noise.kind == "E" and not (known.exact or known.semantic or known.casts):
             self._readers += 1
@@ -151,7 +151,7 @@ class Evaluator(DispatchMode):
             exposed(call.operands)
 
     def _applied(self, op: Op, call: Call, pick: Callable[[Operand], Any]) -> list[Any]:
-        """What the rule makes of what ``pick`` takes of operands, in some lanes with numbers as 16 bits hold them."""
+        """The rule's results on what ``pick`` takes of operands, in some lanes with numbers as 16 bits hold them."""
         known = call.plan.operator
         assert known.rule is not None
         args, kwargs = call.on(pick)
@@ -165,7 +165,7 @@ class Evaluator(DispatchMode):
         return mixed(self.noise, found, results_of(known.rule(op, *args, **narrowed(kwargs, low))))
 
     def _moved(self, op: Op, call: Call, rounded: list[Any]) -> list[Lanes | None]:
-        """Values that were moved or selected: what they were before their last rounding moves with them."""
+        """Lanes of moved or selected values, with their values before the last rounding."""
         raw = self._applied(op, call, lambda operand: operand.lanes.raw)
         return [
             Lanes(before if isinstance(native, Tensor) and native.is_floating_point() else after, after, op.terms)
@@ -174,12 +174,12 @@ class Evaluator(DispatchMode):
         ]
 
     def _computed(self, op: Op, call: Call, values: list[Any]) -> list[Lanes | None]:
-        """Values that are rounded now, with what their readers may have instead."""
+        """Lanes of values that are rounded now, with what their readers may have instead."""
         known, operands, native = call.plan.operator, call.operands, op.outs[0]
         if known.casts and operands[-1].native.dtype == native.dtype:
             return [operands[-1].lanes.bare.each(lambda value: over(value.to(native.device), native.shape))]
-        # A sum too, since a compiler lets a product begin with what is added to it, and with what is added to that
-        # (Triton makes ``dot(a, b) + c`` one ``dot(a, b, c)``): each step then rounds at the size of the whole.
+        # Sums too: a compiler may start a product with the addend, so that each step rounds at the size of the whole.
+        # Triton makes ``dot(a, b) + c`` one ``dot(a, b, c)``.
         made = op.terms if known.casts or known.sums else op.made
         if known.factors and not made:
             made = steps(operands[-2].native, operands[-1].native)
@@ -206,7 +206,7 @@ class Evaluator(DispatchMode):
         return found
 
     def _by_decomposition(self, call: Call) -> list[Lanes | None] | None:
-        """Runs ATen's decomposition of an operation under this mode and takes over the lanes of its results."""
+        """Lanes from ATen's decomposition of an operation, run under this mode."""
         body = decompositions().get(call.func)
         if body is None:
             return None
@@ -229,15 +229,12 @@ class Evaluator(DispatchMode):
         ]
 
     def _by_running(self, call: Call, *, noisy: bool = True) -> list[Lanes | None]:
-        """Runs the operation itself on each lane's values; the oracle in float64 where that works.
-
-        The last resort keeps the native value in all lanes, with one unit of the native dtype as its error.
-        """
+        """Lanes from running the operation on each lane, or else of the native value with an error of one unit."""
         made = self.run_shaken(call, call.func) if noisy else run_on_lanes(call, call.func, _rounded)
         if made is None:
             return [self._unknown(call, native) for native in call.natives]
         if noisy and not all(value.dtype == D for value in made if isinstance(value, Tensor)):
-            # Indices among the results are those of the operands as they are.
+            # Indices among the results come from the unperturbed operands.
             plain = run_on_lanes(call, call.func, _rounded) or made
             made = [m if isinstance(m, Tensor) and m.dtype == D else p for m, p in zip(made, plain, strict=True)]
         return [
@@ -261,12 +258,9 @@ class Evaluator(DispatchMode):
         return None
 
     def run_shaken(self, call: Call, function: Callable[..., Any]) -> list[Any] | None:
-        """`run_on_lanes` of operands that are off by some units: what sums them rounds at their size, however little
-        the sum comes to.
-
-        So errs whoever computes it in a backward stable way (Higham, Accuracy and Stability, section 1.5): pooling and
-        interpolation, their gradients, bags, linear solves.
-        """
+        """`run_on_lanes` of perturbed operands: a sum of them rounds at their size, however small it is."""
+        # This is the error of any backward stable method (Higham, Accuracy and Stability, section 1.5): pooling and
+        # interpolation, their gradients, bags, linear solves.
         shaken = {
             operand: self.noise.relative(operand.lanes.rounded, _UNSURE / 2)
             for operand in dict.fromkeys(call.operands)
@@ -275,16 +269,13 @@ class Evaluator(DispatchMode):
         return run_on_lanes(call, function, lambda operand: shaken.get(operand, _rounded(operand)))
 
     def unsure(self, value: Tensor, call: Call) -> Tensor:
-        """What an operation without a rule made, with the noise of one."""
+        """The result of an operation without a rule, with noise."""
         if value.is_complex() or (value.dtype == D and transforms(call.func)):
             return disturbed(self.noise, value, largest_over(value, call.func, call.args), _UNSURE)
         return self.noise.relative(value, _UNSURE) if value.dtype == D else value
 
     def finished(self, value: Tensor, native: Tensor, terms: int = 1, exact: Tensor | bool = False) -> Lanes:
-        """A computed value, rounded to the dtype of its native counterpart (kind F: to float32 at most).
-
-        Where it is ``exact`` float64 holds it.
-        """
+        """A computed value, rounded to its native dtype (kind F: to float32 at most); ``exact`` float64 is not."""
         noise, dtype = self.noise, native.dtype
         if dtype.is_complex:
             pairs = torch.view_as_real(value.resolve_conj())
@@ -293,7 +284,7 @@ class Evaluator(DispatchMode):
         if dtype not in GRIDS:
             if dtype.is_floating_point:
                 return Lanes(value, value.float().to(dtype).to(D), terms)
-            # isfinite is a product of two bools, which the rule of products has in float64.
+            # isfinite is a product of two bools, in float64 by the rule of products.
             value = value.to(dtype)
             return Lanes(value, value)
         if dtype == D:

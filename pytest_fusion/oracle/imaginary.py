@@ -1,7 +1,4 @@
-"""Lanes of complex tensors: stored for their real and imaginary parts, computed as complex numbers.
-
-``view_as_real`` and ``view_as_complex`` share one storage, so lanes stored through one are found through the other.
-"""
+"""Lanes of complex tensors: stored for real and imaginary parts, which share a storage, and computed as complex."""
 
 from __future__ import annotations
 
@@ -33,20 +30,18 @@ def paired(lanes: Lanes, tensor: Tensor) -> Lanes:
 
 
 def split(lanes: Lanes) -> Lanes:
-    """Complex lanes as those of their parts; real ones as they are."""
+    """Complex lanes as those of their parts; real ones unchanged."""
     return lanes.bare.each(lambda v: torch.view_as_real(v.resolve_conj())) if lanes.raw.is_complex() else lanes
 
 
 def transforms(func: Any) -> bool:
-    """Whether the operation is a Fourier transform, each of whose results adds up a whole axis."""
+    """Whether the operation is a Fourier transform, where each result sums a whole axis."""
     return func is not None and func._schema.name.startswith("aten::_fft_")
 
 
 def largest_over(value: Tensor, func: Any, args: Sequence[Any]) -> Tensor:
-    """What rounding errors of ``value`` ``(L, *shape)`` are relative to: its modulus, of a transform the largest one.
-
-    A product's real part may cancel while its terms do not; a transform's element, while its axis does not.
-    """
+    """What rounding errors of ``value`` ``(L, *shape)`` are relative to: its modulus; of a transform, the largest."""
+    # A product's real part, or an element of a transform, may cancel while its terms do not.
     size = value[:1].abs()
     if not transforms(func) or not size.numel():
         return size
@@ -55,10 +50,10 @@ def largest_over(value: Tensor, func: Any, args: Sequence[Any]) -> Tensor:
 
 
 def disturbed(noise: Noise, value: Tensor, size: Tensor, relative: float) -> Tensor:
-    """Each lane's ``value``, of a complex one both parts, off by up to ``relative * size``."""
+    """Each lane's ``value``, or both parts of a complex one, off by up to ``relative * size``."""
     pairs = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
     off = noise.relative(torch.ones_like(pairs[:1]), relative) - 1
     off = off * (size.unsqueeze(-1) if value.is_complex() else size)
-    # Where nothing is finite there is nothing to be off by.
+    # Without a finite size there is no noise.
     pairs = pairs + torch.where(off.isfinite(), off, 0.0)
     return torch.view_as_complex(pairs.contiguous()) if value.is_complex() else pairs

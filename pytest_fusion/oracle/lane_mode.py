@@ -26,17 +26,17 @@ from pytest_fusion.run import pristine
 
 
 class TooSlow(Exception):
-    """A run of the reference in its lanes took longer than one may: no evidence against the kernel."""
+    """A run of the reference in its lanes exceeded its time limit: no evidence against the kernel."""
 
 
 class LaneMode(Evaluator):
     """Shapes, control flow and random draws follow the native values; rounding is repeated in every lane.
 
-    Lane 0 is the float64 oracle. Lanes 1..K round each result at random: to its native dtype (kind ``E``, the
-    reference as written) or to float32 (kind ``F``, float32 inside). Final results are read before that rounding.
-    The first operation after ``limit_s`` seconds raises ``TooSlow``: scores of 1025 rows against as many are 10^6
-    elements for three inputs of 10^3, in seven lanes of float64. The smaller of wall time and processor time counts:
-    neither a loaded machine nor many cores make a reference slow.
+    Lane 0 is the float64 oracle. Lanes 1..K round each result at random: to its native dtype (kind ``E``, the reference
+    as written) or to float32 (kind ``F``). Final results are read before that rounding. The first operation after
+    ``limit_s`` seconds raises ``TooSlow``: scores of 1025 rows by 1025 are 10^6 elements from inputs of 10^3, in seven
+    lanes of float64. The limit applies to the smaller of wall and CPU time, so that a loaded machine or many cores do
+    not count.
     """
 
     def __init__(self, noise: Noise, limit_s: float = math.inf) -> None:
@@ -47,13 +47,13 @@ class LaneMode(Evaluator):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # At every operation only the wall's clock is read: 0.1 us beside 0.4 of the processor's.
+        # Each operation reads the wall clock only: 0.1 us instead of 0.4 for CPU time.
         late = pristine.perf_counter() - self._began > self._limit_s
         if late and time.process_time() - self._worked > self._limit_s:
             raise TooSlow(f"one run of the reference in its lanes takes more than {self._limit_s:g} s")
         kwargs = kwargs or {}
         plan = plan_of(func)
-        # A composite "view" may be a copy: inside a decomposition `to` and `reshape` arrive as they are.
+        # A composite "view" may be a copy: inside a decomposition `to` and `reshape` arrive undecomposed.
         if plan.composite and not plan.written and (plan.view or plan.operator.rule is None):
             with self:
                 return func.decompose(*args, **kwargs)
@@ -74,10 +74,10 @@ class LaneMode(Evaluator):
         return out
 
     def _follow(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
-        """Gives the results of a functional operation their lanes."""
+        """Give the results of a functional operation their lanes."""
         given = tensors_of((args, kwargs))
         results = [o for o in results_of(out) if isinstance(o, Tensor)]
-        # A view, whatever its schema says (unsafe_split): its lanes are those of what it is a view of.
+        # Views, whatever the schema says (unsafe_split), have the lanes of their base.
         results = [o for o in results if not any(self.store.shares(o, t) for t in given)]
         if plan.name == "_local_scalar_dense" and args[0].is_floating_point() and self.store.tracks(args[0]):
             self.taken.append("item")
@@ -103,7 +103,7 @@ class LaneMode(Evaluator):
     def _matters(
         self, plan: Plan, args: Any, kwargs: Any, operands: Sequence[Tensor], results: Sequence[Tensor]
     ) -> bool:
-        """False where the native result is exact: values moved or compared that nothing has rounded."""
+        """Whether the native result may be inexact; False for exact values that are moved or compared."""
         known = plan.operator
         if any(map(self.store.follows, operands)):
             return True
@@ -114,7 +114,7 @@ class LaneMode(Evaluator):
         if known.exact or known.semantic:
             return known.unordered or rounds_to(args, kwargs, operands) is not None
         if not operands or not any(r.dtype.is_floating_point for r in results):
-            # fp8 and integer conversions of exact values are exact too, except that the value before it is wanted.
+            # fp8 and integer conversions of exact values are exact, but the value before them is needed.
             return False
         if known.casts:
             source, target = operands[0].dtype, results[0].dtype
@@ -122,7 +122,7 @@ class LaneMode(Evaluator):
         return True
 
     def _mutating(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An in-place or ``out=`` operation: its lanes are computed first, from the values before it."""
+        """Run an in-place or ``out=`` operation; its lanes are computed first, from the values before it."""
         arguments, names = named(func, args, kwargs), dict(plan.written).values()
         written = tensors_of([arguments.get(name) for name in names])
         inputs = tensors_of({key: value for key, value in arguments.items() if not plan.outs or key not in names})
@@ -146,7 +146,7 @@ class LaneMode(Evaluator):
     def _to_be_written(
         self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[Tensor]
     ) -> list[Lanes | None]:
-        """The lanes that an operation is about to write: of its functional form, else by running it on copies."""
+        """The lanes that an operation will write: by its functional form, else by running it on copies."""
         if plan.functional is not None and (plan.operator.rule is not None or len(written) == 1):
             names = dict(plan.written).values() if plan.outs else ()
             remaining = {key: value for key, value in kwargs.items() if key not in names}
@@ -166,7 +166,7 @@ class LaneMode(Evaluator):
                 self.store.capture(target)
 
     def _updating(self, func: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """An operation that writes arguments although its schema does not say so; its decomposition gets copies."""
+        """Run an operation that writes arguments against its schema; its decomposition gets copies."""
         written = {at: args[at] for at in plan.operator.updates if isinstance(args[at], Tensor)}
         with self:
             copies = {at: target.clone() for at, target in written.items()}
@@ -190,7 +190,7 @@ class LaneMode(Evaluator):
         self.store.write(target, value.each(lambda lanes: lanes.expand(lanes.shape[0], *target.shape)))
 
     def _rewrite(self, target: Tensor) -> None:
-        """``target`` now holds exact native values."""
+        """Record that ``target`` now has exact native values."""
         target = parts(target)
         self.store.unmark(target)
         if self.store.covers(target):
@@ -200,7 +200,7 @@ class LaneMode(Evaluator):
 
 
 def _moves(plan: Plan, args: Any, kwargs: Any, written: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
-    """Whether an operation writes exact values where those that it reads are exact."""
+    """Whether an operation writes exact values if it reads exact ones."""
     if plan.operator.exact or plan.operator.semantic:
         return not rounds_to(args, kwargs, inputs)
     if plan.name == "copy" and holds(written[0].dtype, args[1].dtype):

@@ -1,4 +1,4 @@
-"""What a shadow run hands over: the reference's own result, its exact value, and its randomly rounded values."""
+"""The results of a shadow run: the reference's own, the exact ones, and randomly rounded ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Kind = Literal["E", "F"]
 
 
 class Drawn(enum.Flag):
-    """Which random numbers a function drew: of a generator that it passed, or of torch's own."""
+    """Which generator a function drew from: one that it passed, or torch's own."""
 
     NONE = 0
     PASSED = 1
@@ -23,11 +23,10 @@ class Drawn(enum.Flag):
 class OutputLanes:
     """One result tensor of the reference, three ways, all of the same trailing shape.
 
-    ``native`` is what the reference returned. ``oracle`` is its value in float64 without any rounding (in the native
-    dtype where that is an integer or bool). ``lanes`` is ``(K, *shape)``: float64 values *before* the last rounding to
-    the native dtype, so that the judge rounds them exactly as an honest kernel does; integers stay integers. ``moved``
-    is true where nothing before the last operation could round: numbers were taken, compared and moved, or combined
-    once.
+    ``native`` is what the reference returned. ``oracle`` is its value in float64 without rounding (integers and bools
+    in their dtype). ``lanes`` (K, *shape) are float64 values *before* the last rounding to the native dtype, so that
+    the judge rounds them as a kernel does; integers stay integers. ``moved``: nothing before the last operation could
+    round; numbers were only taken, compared, moved, or combined once.
     """
 
     native: Tensor
@@ -38,11 +37,10 @@ class OutputLanes:
 
 @dataclass(slots=True)
 class LaneRun:
-    """All results of one shadow run of a reference.
+    """All results of one shadow run; ``fallbacks`` names operations whose rounding is not modelled.
 
-    ``fallbacks`` names the operations whose rounding is not modelled: their lanes come from running the operation
-    itself on each lane's values, or from the native value alone. ``drawn`` says which random numbers the reference
-    drew; the lanes share the native draw. ``numbers`` are Python's that it multiplied by.
+    ``drawn``: the generators that were used; lanes share the native draw. ``numbers``: Python numbers that were
+    factors.
     """
 
     outputs: list[OutputLanes]

@@ -18,10 +18,10 @@ class Lanes:
     """The lanes of one tensor: ``raw`` (before the last rounding) and ``rounded`` (what consumers read).
 
     Both are ``(L, *shape)`` with L = 1 or 1 + K, float64 or the integer dtype. ``terms`` is the length of the product
-    that made it (1: none), its square where its terms are equal (``drift``).
-    Where a conversion made it from a tensor that had been rounded to ``narrow``, ``wider`` is what that was before. Of
-    a product of 16-bit factors ``spread`` (1, *shape) is what it costs to round the factors to that once more. Of a
-    chain of additions ``chain`` (3, *shape) is what ``chains.Terms`` has: squares, variance given, number of terms.
+    that made it (1: none), squared if its terms are equal (``drift``). ``wider``: after a conversion from a tensor
+    rounded to ``narrow``, that tensor before the rounding. ``spread`` (1, *shape): for a product of 16-bit factors, the
+    error of rounding these once more. ``chain`` (3, *shape): for a chain of additions, squares, variance given and
+    number of terms (``chains.Terms``).
     """
 
     raw: Tensor
@@ -39,11 +39,11 @@ class Lanes:
 
     @property
     def bare(self) -> Lanes:
-        """The values alone, and nothing of how they were computed."""
+        """The lanes without what is known of how they were computed."""
         return Lanes(self.raw, self.rounded, self.terms)
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Lanes:
-        """These with every tensor changed alike."""
+        """The lanes with ``change`` applied to every tensor."""
         raw = change(self.raw)
         wider, spread, chain = (None if v is None else change(v) for v in (self.wider, self.spread, self.chain))
         return Lanes(raw, raw if self.single else change(self.rounded), self.terms, wider, self.narrow, spread, chain)
@@ -51,12 +51,12 @@ class Lanes:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """What is remembered of where the values of a whole storage come from.
+    """Where the values of a whole storage come from.
 
-    ``unwritten``: memory that ``empty`` handed out and no operation is known to have written. ``widened``: the 16-bit
-    dtype that they were converted from; ``source``: that of numbers that they were computed from, among others.
-    ``codes``: converted from integers or flags. ``eighth``: float8 numbers, possibly times factors that a kernel may
-    apply to the sum. ``largest``: the storage whose largest values they are.
+    ``unwritten``: memory from ``empty`` that no known operation wrote. ``widened``: the 16-bit dtype that they were
+    converted from; ``source``: a 16-bit dtype that they were computed from, among others. ``codes``: converted from
+    integers or flags. ``eighth``: float8 numbers, possibly times factors that a kernel may apply to the sum.
+    ``largest``: the storage whose largest values they are.
     """
 
     owner: StorageWeakRef
@@ -83,8 +83,7 @@ class Entry:
 class Store:
     """Maps native storages to lanes, without keeping either alive.
 
-    Keyed by storage, not by tensor: views, aliases, ``detach`` and autograd's saved tensors are found without
-    following the operations that made them, and a write through any of them is seen by all.
+    The key is the storage, so that views, aliases, ``detach`` and autograd's saved tensors share lanes and writes.
     """
 
     def __init__(self, width: int) -> None:
@@ -104,11 +103,11 @@ class Store:
         return self._key(tensor) in self._entries
 
     def follows(self, tensor: Tensor) -> bool:
-        """Whether its values may be others than the native ones: of lanes, or of a foreign kernel that wrote it."""
+        """Whether its values may differ from the native ones: it has lanes, or a foreign kernel wrote it."""
         return self.tracks(tensor) or self.marks(tensor).unwritten
 
     def read(self, tensor: Tensor) -> Lanes | None:
-        """The lanes of ``tensor``; None when no rounding has touched it, so that the native value is exact."""
+        """The lanes of ``tensor``; None where no rounding touched it, so that the native value is exact."""
         entry = self._entries.get(self._key(tensor))
         if entry is None or entry.lanes.rounded.shape[1] < _elements(tensor, entry.dtype):
             return None
@@ -116,7 +115,7 @@ class Store:
             return entry.lanes.each(lambda flat: self._window(flat, tensor))
         if entry.dtype.itemsize != tensor.dtype.itemsize:
             return None
-        # A bit pattern read through another dtype of the same width (fp8 codes as uint8): the pattern of every lane.
+        # A bit pattern read through another dtype of the same width (fp8 codes as uint8), in every lane.
         codes = entry.lanes.rounded.to(entry.dtype).view(tensor.dtype)
         seen = self._window(codes, tensor)
         seen = seen.to(D) if tensor.dtype.is_floating_point else seen
@@ -134,7 +133,7 @@ class Store:
         return tensor.storage_offset() == 0 and tensor.numel() == elements and tensor.is_contiguous()
 
     def put(self, tensor: Tensor, lanes: Lanes) -> None:
-        """Makes ``lanes`` those of a freshly made ``tensor``."""
+        """Make ``lanes`` those of a freshly made ``tensor``."""
         self._sweep()
         flat = lanes.each(lambda value: self._flat(tensor, value))
         self._entries[self._key(tensor)] = Entry(weak(tensor), tensor.dtype, flat)
@@ -148,7 +147,7 @@ class Store:
         return flat
 
     def capture(self, tensor: Tensor) -> None:
-        """Gives the whole storage of ``tensor`` lanes of its present content, ahead of a partial write."""
+        """Give the whole storage of ``tensor`` lanes of its present content, ahead of a partial write."""
         key = self._key(tensor)
         storage, elements = tensor.untyped_storage(), _elements(tensor, tensor.dtype)
         if key in self._entries and self._entries[key].lanes.rounded.shape[1] == elements:
@@ -159,7 +158,7 @@ class Store:
         self._entries[key] = Entry(weak(tensor), tensor.dtype, Lanes(flat, flat))
 
     def write(self, tensor: Tensor, lanes: Lanes) -> None:
-        """Replaces the values seen through ``tensor``, in every view of its storage."""
+        """Replace the values seen through ``tensor``, in every view of its storage."""
         if self.covers(tensor):
             self.put(tensor, lanes)
             return
@@ -175,7 +174,7 @@ class Store:
         return flat.expand(self.width, -1).clone(memory_format=torch.contiguous_format)
 
     def forget(self, tensor: Tensor) -> None:
-        """Drops the lanes of a storage that is overwritten as a whole by exact values."""
+        """Drop the lanes of a storage that exact values overwrite in full."""
         self._entries.pop(self._key(tensor), None)
 
     def marks(self, tensor: Tensor) -> Marks:
@@ -186,7 +185,7 @@ class Store:
         self._marks[self._key(tensor)] = replace(found, **facts)
 
     def unmark(self, tensor: Tensor) -> None:
-        """Forgets where the values came from: other ones are written."""
+        """Drop the marks of a storage: other values are written."""
         self._marks.pop(self._key(tensor), None)
 
     def is_largest(self, tensor: Tensor, source: Tensor) -> bool:
@@ -195,7 +194,7 @@ class Store:
         return largest is not None and largest == weak(source)
 
     def _sweep(self) -> None:
-        # A StorageWeakRef keeps the address of a dead storage from being reused, so keys stay valid; this frees lanes.
+        # A StorageWeakRef prevents reuse of a dead storage's address, so keys stay valid; this frees lanes.
         for table in (self._entries, self._marks):
             for key in [key for key, held in table.items() if held.owner.expired()]:  # type: ignore[no-untyped-call]
                 del table[key]

@@ -17,7 +17,7 @@ from pytest_fusion.oracle.ops.rule_registry import named
 from pytest_fusion.oracle.rounding import GRIDS, D
 from pytest_fusion.spec.wording import out_of_memory
 
-# What a rule may raise on arguments it was not written for: the operation then runs lane by lane, and is listed. ATen's
+# What a rule may raise on unforeseen arguments: the operation then runs lane by lane, and is listed. ATen's
 # decomposition of a mean's gradient divides by the number of elements, which may be 0.
 REFUSED = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError)
 
@@ -25,8 +25,7 @@ REFUSED = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, Ari
 def run_on_lanes(call: Call, function: Callable[..., Any], pick: Callable[[Operand], Tensor]) -> list[Any] | None:
     """Results of ``function`` on the lanes that ``pick`` takes of a call's operands, each ``(L, *shape)``.
 
-    In float64 where the operation takes that, else in float32, else in the native dtypes; None when it takes none of
-    them or its results have other shapes than the call's.
+    In float64, else float32, else the native dtypes; None if none works or gives the call's shapes.
     """
     args, kwargs = call.on(pick)
     for dtype in (D, torch.float32, None):
@@ -47,7 +46,7 @@ def _widest(value: Tensor) -> Tensor:
 
 
 def on_copies(function: Any, names: Sequence[str]) -> Callable[..., tuple[Tensor, ...]]:
-    """``function``, which writes the arguments called ``names``, as one that returns them instead."""
+    """``function``, which writes the arguments ``names``, as one that returns them instead."""
 
     def call(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
@@ -71,14 +70,14 @@ def check_shapes(values: Sequence[Any], natives: Sequence[Any]) -> None:
 
 
 def _typed(tree: Any, dtype: torch.dtype | None, natives: Any) -> Any:
-    """Floating lanes in ``dtype``; None: each in the dtype of its native counterpart."""
+    """Floating lanes in ``dtype``; None: in the dtype of their native counterparts."""
     if dtype is not None:
         return tree_map_only(Tensor, lambda t: t.to(dtype) if t.dtype == D else t, tree)
     return tree_map(lambda v, n: v.to(n.dtype) if isinstance(v, Tensor) and isinstance(n, Tensor) else v, tree, natives)
 
 
 def _in(dtype: torch.dtype | None, func: Any) -> Any:
-    """``func`` with floating dtype arguments below ``dtype`` lifted to it."""
+    """``func`` with narrower floating dtype arguments lifted to ``dtype``."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if dtype is not None:

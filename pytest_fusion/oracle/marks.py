@@ -1,4 +1,4 @@
-"""What is remembered of where a tensor's values come from: kernels do with some what they would not do with others."""
+"""Marks for the origin of a tensor's values, which decides what kernels may do with them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def adds_coarsely(device: torch.device) -> bool:
 
 
 def operand_of(store: Store, known: Operator, native: Tensor, lanes: Lanes, kind: str) -> Operand:
-    """What an operator that is ``known`` reads of a tensor."""
+    """What the operator ``known`` reads of a tensor."""
     operand = Operand(native, lanes, lanes.rounded, kind == "F" or native.dtype == torch.float32)
     if known.factors:
         marks = store.marks(native)
@@ -36,12 +36,12 @@ def operand_of(store: Store, known: Operator, native: Tensor, lanes: Lanes, kind
 
 
 def _of_eighth(store: Store, tensor: Tensor) -> bool:
-    """Whether a kernel may give this factor of a product to the tensor cores as float8."""
+    """Whether a kernel may pass this factor of a product to tensor cores as float8."""
     return tensor.dtype in FLOAT8 or store.marks(tensor).eighth
 
 
 def source_of(store: Store, given: Sequence[Tensor]) -> torch.dtype | None:
-    """The 16-bit dtype that one of these is, or was computed from."""
+    """The 16-bit dtype that one of these tensors has, or was computed from."""
     return next((dtype for t in given if (dtype := t.dtype if t.dtype in NARROW else store.marks(t).source)), None)
 
 

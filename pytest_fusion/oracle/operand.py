@@ -11,7 +11,7 @@ from pytest_fusion.oracle.lane_store import Lanes
 
 
 def rolled(value: Tensor) -> Tensor:
-    """``value`` (L, *shape), but every second lane (never the oracle) as another one has it."""
+    """``value`` (L, *shape) with every second lane, never the oracle, taken from another lane."""
     found = value.clone()
     found[1::2] = found[1::2].roll(1, 0)
     return found
@@ -19,11 +19,11 @@ def rolled(value: Tensor) -> Tensor:
 
 @dataclass(slots=True, eq=False)
 class Operand:
-    """A tensor that an operation reads: ``native``, its ``lanes``, and ``value`` (L, *shape), what is read of them.
+    """A tensor that an operation reads: ``native``, its ``lanes``, and the ``value`` (L, *shape) that is read.
 
-    ``wide``: its last rounding was to float32. The others are known of the factors of a product: ``low``, the 16-bit
-    dtype that it has or was converted from; ``source``, that of the numbers that it was computed from; ``codes``, it
-    was integers once; ``eighth``, it may go to a GPU's tensor cores as float8.
+    ``wide``: its last rounding was to float32. For factors of a product: ``low``, the 16-bit dtype that it has or was
+    converted from; ``source``, one that it was computed from; ``codes``, it was integers once; ``eighth``, it may go to
+    tensor cores as float8.
     """
 
     native: Tensor
@@ -42,11 +42,11 @@ class Operand:
 
     @property
     def loose(self) -> bool:
-        """Whether a kernel may leave the last rounding out: it need not round to float32."""
+        """Whether a kernel may omit the last rounding, which was to float32."""
         return self.wide and not self.single
 
     def mixed(self, way: int = 1, ways: int = 2) -> Tensor:
-        """What is read, but every ``ways``-th lane from ``way`` on (never the oracle) before the last rounding."""
+        """``value`` with every ``ways``-th lane from ``way`` on, never the oracle, before the last rounding."""
         raw, width = self.lanes.raw, max(self.lanes.raw.shape[0], self.value.shape[0])
         found = self.value.expand(width, *self.value.shape[1:]).clone()
         found[way::ways] = raw.expand_as(found)[way::ways]
@@ -54,10 +54,10 @@ class Operand:
 
     @property
     def unrounded(self) -> Tensor:
-        """It as a difference with a reduction of itself may read it: in half of the lanes not yet rounded."""
+        """``value`` for a difference with its own reduction: in half of the lanes not yet rounded."""
         return self.mixed() if self.loose else self.value
 
     @property
     def again(self) -> Tensor:
-        """It as a kernel that computes it a second time may have it then."""
+        """``value`` as a kernel may compute it a second time."""
         return rolled(self.mixed()) if self.loose else self.value

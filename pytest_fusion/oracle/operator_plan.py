@@ -1,4 +1,4 @@
-"""What is known about an overload before it runs: which arguments it writes, and which operator it is one of."""
+"""What is known about an overload before it runs: the arguments that it writes, and its operator."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from pytest_fusion.oracle.ops import OPERATORS, Operator
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """``written`` holds (position, name) of the arguments that are written; ``functional`` is the overload without.
+    """``written`` has (position, name) of written arguments; ``functional`` is the overload that returns them instead.
 
-    ``outs`` says that they are ``out=`` arguments, ``draws`` that the operation may draw random numbers,
-    ``composite`` that it is made of others in all dispatch keys.
+    ``outs``: they are ``out=``. ``draws``: it may draw random numbers. ``composite``: it is made of other operations.
     """
 
     name: str
@@ -39,8 +38,7 @@ class Plan:
 class Call:
     """A call of the functional overload ``func`` with native arguments that returned ``natives``.
 
-    ``operands`` has an `Operand` for each tensor among the arguments, the same for the same tensor; ``tree`` is the
-    arguments with these in their place.
+    ``operands`` has an `Operand` for each tensor among the arguments; ``tree`` is the arguments with these in place.
     """
 
     func: Any
@@ -82,7 +80,7 @@ def plan_of(function: Any) -> Plan:
 
 
 def drawn_by(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Drawn:
-    """Whose numbers an operation that draws has taken."""
+    """Which generator an operation that draws used."""
     passed = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
     return Drawn.PASSED if passed else Drawn.OWN
 
@@ -105,7 +103,7 @@ def _functional(function: Any, namespace: str, base: str, outs: bool, written: M
 
 @functools.lru_cache(maxsize=1)
 def decompositions() -> Any:
-    """ATen's own decompositions; importing them takes a second, so it happens at the first unknown operation."""
+    """ATen's own decompositions; importing them takes a second, so only the first unknown operation does."""
     from torch._decomp import decomposition_table
 
     return decomposition_table

@@ -1,4 +1,4 @@
-"""What a reference does outside of torch's operators, in numpy's or Python's hands, where lanes cannot follow."""
+"""Values that leave torch's operators for numpy or Python, where lanes cannot follow."""
 
 from __future__ import annotations
 
@@ -17,17 +17,15 @@ from pytest_fusion.oracle.lane_store import Lanes
 from pytest_fusion.oracle.rounding import GRIDS, D, Noise
 
 _WAYS_OUT = ("numpy", "tolist", "__dlpack__")
-# Results are off by 16 units of float32 (float64: of its own) at the most: numpy's and Python's own roundings, and
-# those of whoever computes the same in another order. It is a guess, and the test's notes say so.
+# Results are off by at most 16 units of float32 (float64: of its own): roundings of numpy and Python, and other orders.
+# This is a guess, which the test's notes report.
 _UNITS = 16
 
 
 @contextmanager
 def noting(taken: list[str], mode: TorchDispatchMode) -> Iterator[None]:
-    """Adds to ``taken`` how a floating tensor's values left torch under ``mode``, other than within an operator.
-
-    What ``torch.compile`` made runs as it was written: Dynamo would trace the lanes' own code with the reference's.
-    """
+    """Add to ``taken`` how a floating tensor's values left torch under ``mode``, other than within an operator."""
+    # Functions from ``torch.compile`` run eagerly: Dynamo would trace the lanes' own code with the reference's.
     with ExitStack() as stack:
         for name in _WAYS_OUT:
             stack.enter_context(patch.object(Tensor, name, _noting(getattr(Tensor, name), name, taken, mode)))
@@ -48,13 +46,13 @@ def _noting(upstream: Callable[..., Any], name: str, taken: list[str], mode: Tor
 
 
 def priced(noise: Noise, lanes: Lanes, native: Tensor, known: bool) -> Lanes:
-    """A result of a reference whose numbers left torch. Unless its lanes are ``known``, it has been rounded already."""
+    """A result of a reference whose numbers left torch; it is already rounded unless its lanes are ``known``."""
     if native.dtype not in GRIDS or not native.numel():
         return lanes
     size = _UNITS * 2.0 ** -GRIDS[D if native.dtype == D else torch.float32].bits
     if not known:
         size = max(size, 2.0 ** (1 - GRIDS[native.dtype].bits))
     noisy = noise.relative(lanes.raw, size)
-    # A number that many elements have in common, such as a norm, is off for all of them alike.
+    # A number that many elements share, such as a norm, is off equally in all.
     noisy[1:] *= 1 + size * noise.uniform((1,) * native.dim(), native.device)
     return Lanes(noisy, noisy)

@@ -1,8 +1,7 @@
 """Python numbers that a 16-bit tensor does not hold.
 
 ATen rounds a number to the dtype of the tensor that it is compared with or written to: ``x > 0.1`` of bfloat16 is false
-for 0.10009765625. A kernel that has the tensor in float32 has the number in float32 too, and is no less right: some of
-the lanes have the one, the others the other.
+for 0.10009765625. A kernel with the tensor in float32 may have the number in float32 too, so lanes have either.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from pytest_fusion.oracle.rounding import NARROW, D, Noise
 
 @functools.lru_cache(maxsize=4096)
 def held(value: float, dtype: torch.dtype) -> float:
-    """``value`` as ATen converts it: by way of float32."""
+    """``value`` as ATen converts it, via float32."""
     return float(torch.tensor(value, dtype=torch.float32).to(dtype))
 
 
 def rounds_to(args: Any, kwargs: Any, operands: Sequence[Tensor]) -> torch.dtype | None:
-    """The 16-bit dtype that an operation on these computes in and one of its numbers is not a value of, if any."""
+    """The 16-bit dtype that an operation on ``operands`` computes in, if it does not hold one of its numbers."""
     floating = [t for t in operands if t.dtype.is_floating_point]
     kinds = {t.dtype for t in floating if t.dim()} or {t.dtype for t in floating}
     dtype = functools.reduce(torch.promote_types, kinds) if kinds else None
@@ -44,7 +43,7 @@ def _lost(value: float, dtype: torch.dtype) -> bool:
 
 
 def _alone(t: Tensor, dtype: torch.dtype) -> bool:
-    """A number that came as a tensor: beside others it is converted to their dtype."""
+    """Whether ``t`` is a number as a tensor, which takes the dtype of others and does not fit it."""
     return t.dim() == 0 and t.dtype in (torch.float32, D) and _lost(float(t), dtype)
 
 
@@ -54,12 +53,12 @@ def narrowed(tree: Any, dtype: torch.dtype) -> Any:
 
 
 def narrowed_lanes(native: Tensor, lanes: Tensor, dtype: torch.dtype) -> Tensor:
-    """Lanes of an operand, those of a number as ``dtype`` holds it."""
+    """Lanes of an operand; those of a number as ``dtype`` holds it."""
     return lanes.float().to(dtype).to(D) if native.dim() == 0 and lanes.dtype == D else lanes
 
 
 def mixed(noise: Noise, wide: Iterable[Any], narrow: Iterable[Any]) -> list[Any]:
-    """Results of both: those of ``narrow`` in some lanes of kind ``E``, never in the oracle."""
+    """Results of ``wide``, or of ``narrow`` in some lanes of kind ``E``, never in the oracle."""
     return [_mixed(noise, a, b) if isinstance(a, Tensor) else a for a, b in zip(wide, narrow, strict=True)]
 
 
@@ -73,8 +72,8 @@ def _mixed(noise: Noise, wide: Tensor, narrow: Tensor) -> Tensor:
 
 
 def lifted(noise: Noise, native: Tensor) -> Lanes | None:
-    """Lanes of a number that became a tensor, as in ``y[0] = 0.3``: as it was written, taken to have as few digits as
-    give its value; ``None`` where that is its value."""
+    """Lanes of a number that became a tensor, as in ``y[0] = 0.3``; ``None`` where the tensor holds it exactly."""
+    # The number is taken to be the one with the fewest digits that gives this value.
     if native.numel() != 1 or native.dtype not in NARROW:
         return None
     value = float(native)
@@ -83,7 +82,7 @@ def lifted(noise: Noise, native: Tensor) -> Lanes | None:
 
 
 def filled(noise: Noise, native: Tensor, args: Any, kwargs: Any) -> Lanes | None:
-    """Lanes of a constant whose number its dtype does not hold; ``None`` where it holds it, or there is no number."""
+    """Lanes of a constant whose number its dtype does not hold; ``None`` where it holds it, or none is given."""
     lost = [v for v in tree_leaves((args, kwargs)) if isinstance(v, float) and _lost(v, native.dtype)]
     if native.dtype not in NARROW or not lost or not native.numel():
         return None

@@ -22,7 +22,7 @@ from pytest_fusion.run.process.fork import cuda_is_poisoned
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import first_line
 
-# Few lanes price every case; a suspected failure is judged again by many fresh ones (tolerance.md, two stages).
+# Few lanes price every case; a suspected failure is judged again by many fresh ones.
 FEW_LANES = 6
 MANY_LANES = 24
 MOST_LANES = 64
@@ -33,15 +33,13 @@ class ReferenceFailed(Exception):
 
 
 class ReferenceCrashed(SpecError):
-    """The reference destroyed the CUDA context; nothing can be judged in this process any more."""
+    """The reference destroyed the CUDA context; this process can judge nothing more."""
 
 
 @contextmanager
 def on_its_own(name: str, inputs: Mapping[str, Any]) -> Iterator[None]:
-    """Run a reference, in full precision; a CUDA context that is lost here is its doing. ``name`` is the spec's.
-
-    Raises ``ReferenceCrashed`` where that happens. An error of the last launch shows when the device is waited for.
-    """
+    """Run a reference in full precision; raises ``ReferenceCrashed`` where it loses the CUDA context."""
+    # An error of the last launch surfaces only when the device is waited for.
     devices = {value.device for value in inputs.values() if isinstance(value, torch.Tensor)}
     try:
         with full_precision():
@@ -60,7 +58,7 @@ def on_its_own(name: str, inputs: Mapping[str, Any]) -> Iterator[None]:
 
 @dataclass(slots=True)
 class ReferenceRun:
-    """The reference's result with its lanes; ``arguments`` are the copies it was given."""
+    """The reference's result with its lanes; ``arguments`` are the copies it got."""
 
     result: Any
     arguments: dict[str, Any]
@@ -99,15 +97,14 @@ def run_reference(
     laid: Mapping[str, Any] | None = None,
     numbers: frozenset[float] = frozenset(),
 ) -> ReferenceRun:
-    """Call the reference; ``read`` lists the result tensors of a call in a fixed order. ``lanes=0`` runs it natively;
-    kind ``E`` prices every rounding as written, ``F`` float32 arithmetic with one rounding at the end. It gets
-    contiguous copies of the inputs, or those that are ``laid`` elsewhere, of the same values; ``numbers`` are those of
-    an earlier run.
+    """Call the reference; ``read`` lists the result tensors of a call in a fixed order.
 
-    Raises ``ReferenceFailed`` where it raises, ``SpecError`` where it is random or writes an undeclared input (a
-    generator that it seeds by its inputs in each call is not random),
-    ``ReferenceCrashed`` where it loses the CUDA context. ``TooSlow`` is the cause of a ``ReferenceFailed`` where its
-    lanes take more than ``limit_s`` seconds.
+    ``lanes=0`` runs it natively; for ``kind`` see `LaneMode`. It gets contiguous copies of the inputs, or ``laid``, the
+    same values in other layouts; ``numbers`` are those of an earlier run.
+
+    Raises ``ReferenceFailed`` where it raises, or because of ``TooSlow`` after ``limit_s`` seconds in lanes;
+    ``SpecError`` where it is random (a generator that it seeds by its inputs in each call is not) or writes an
+    undeclared input; ``ReferenceCrashed`` where it loses the CUDA context.
     """
     arguments = copies(logical) if laid is None else dict(laid)
     run = ReferenceRun(None, arguments, [])
@@ -160,7 +157,7 @@ def _forbid_moving_generators(
     read: Callable[[Any, Mapping[str, Any]], Sequence[torch.Tensor]],
     native: Sequence[torch.Tensor],
 ) -> None:
-    """Raises ``SpecError`` where another call draws other numbers: not of generators that the reference seeds."""
+    """Raises ``SpecError`` where a second call draws other numbers, as generators that it seeds do not."""
     arguments = copies(logical)
     with on_its_own(spec.name, logical):
         result = spec.reference(**rebuilt(arguments), **takes(spec.reference, extra))
@@ -173,7 +170,7 @@ def _forbid_moving_generators(
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether one draw explains both: sums in another order differ in their last bits, other draws by far more."""
+    """Whether one draw explains both: other orders of a sum change last bits, other draws far more."""
     if one.shape != other.shape or one.dtype != other.dtype or not one.is_floating_point():
         return one.shape == other.shape and pristine.equal(as_bytes(one), as_bytes(other))
     a, b = one.detach().double(), other.detach().double()
@@ -182,7 +179,7 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _forbid_exchanges(spec: FusionSpec, arguments: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """A list that holds other tensors afterwards is no write in place: who holds the old ones sees nothing of it."""
+    """Raises ``SpecError`` where a list holds other tensors afterwards: holders of the old ones see no write."""
     for name in spec.mutates:
         before, after = (list(tensors_by_name(name, given[name]).values()) for given in (arguments, own))
         if len(before) != len(after) or any(x is not y for x, y in zip(before, after, strict=True)):

@@ -21,12 +21,12 @@ U32 = 2.0**-24
 U64 = 2.0**-53
 _TF32_BITS = 11
 
-# A pool this long is drawn once per process and device; every request takes a window at a random offset. Drawing
-# 57 000 numbers takes 0.3 ms on one CPU thread and a window nothing, so that small cases cost their arithmetic only.
+# The length of a pool that is drawn once per process and device; each request takes a window at a random offset.
+# Drawing 57 000 numbers takes 0.3 ms on one CPU thread, and a window no time.
 POOL = 1 << 19
-# Of Python's floats: ``1 - 0.999`` is 0.001 and one unit in the last place of 1.
+# For Python's floats: ``1 - 0.999`` is 0.001 plus one unit in the last place of 1.
 _SAME = 2.0**-50
-# Odd numbers of 62 bits, which spread what they multiply over the bits above.
+# Odd numbers of 62 bits, which spread their factors over higher bits.
 _ODD = 0x2545F4914F6CDD1D, 0x369DEA0F31A53F85, 0x1B873593CC9E2D51
 
 
@@ -34,8 +34,8 @@ _ODD = 0x2545F4914F6CDD1D, 0x369DEA0F31A53F85, 0x1B873593CC9E2D51
 class Grid:
     """The values of a floating dtype: ``bits`` of significand, least ``step``, least normal ``tiny``, ``largest``.
 
-    For float32 and bfloat16 the least step is the least *normal* value, because a GPU kernel may flush subnormals to
-    zero (``-ftz=true``); fp16 subnormals are always kept by the hardware.
+    For float32 and bfloat16 the least step is the least *normal* value, as a GPU kernel may flush subnormals to zero
+    (``-ftz=true``); hardware always keeps fp16 subnormals.
     """
 
     bits: int
@@ -63,12 +63,12 @@ def quantum(value: Tensor, dtype: torch.dtype) -> Tensor:
     grid = GRIDS[dtype]
     _, exponent = torch.frexp(value)
     size = torch.ldexp(torch.ones_like(value), exponent - grid.bits).clamp_min(grid.step)
-    # frexp(0) reports exponent 0, which would grant an exact zero the slack of a value near 1.
+    # frexp(0) has exponent 0, which would grant an exact zero the slack of a value near 1.
     return torch.where(value == 0, grid.step, size)
 
 
 def significand(t: Tensor, bits: int, generator: torch.Generator | None = None) -> Tensor:
-    """``t`` rounded to ``bits`` significant bits, in its own dtype: to nearest, or at random by the ``generator``."""
+    """``t`` rounded to ``bits`` significant bits, in its dtype: to nearest, or at random with a ``generator``."""
     mantissa, exponent = torch.frexp(t.to(D))
     mantissa *= 2.0**bits
     if generator is not None:
@@ -105,12 +105,12 @@ _products = SimpleNamespace(tf32=False)
 
 
 def tf32_factors() -> AbstractContextManager[None]:
-    """Runs begun in this block round the factors of products to TF32, as `tl.dot` does by default."""
+    """Within this block, new runs round the factors of products to TF32, as `tl.dot` does by default."""
     return holding(_products, tf32=True)
 
 
 def factors_in_tf32() -> bool:
-    """Whether a run that begins now does so."""
+    """Whether a new run rounds factors to TF32."""
     return bool(_products.tf32)
 
 
@@ -148,12 +148,10 @@ class Noise:
         return self._draw("normal", (self.lanes, *shape), device)
 
     def normal_of(self, first: Tensor, second: Tensor) -> Tensor:
-        """Normal numbers (K, *shape), the same wherever float32 holds the same ``first`` and ``second`` (*shape).
-
-        A kernel makes the same mistake in equal columns, and a sum over them does not average it: of 30 equal columns
-        of 500 products each, summed, honest float32 was refused in 15 of 25 runs.
-        """
-        # A library's float64 sums of equal columns differ in their last bits, by where in a vector the column lies.
+        """Normal numbers (K, *shape), equal wherever ``first`` and ``second`` (*shape) are equal in float32."""
+        # A kernel makes the same error in equal columns, and a sum over them does not average it: for 30 equal columns
+        # of 500 products each, summed, honest float32 was refused in 15 of 25 runs.
+        # Float64 sums of equal columns differ in their last bits, by the column's place in a vector.
         bits = [part.float().contiguous().view(torch.int32).to(torch.int64) for part in (first, second)]
         mixed = bits[0] * _ODD[0] + bits[1] * _ODD[1]
         mixed = (mixed ^ (mixed >> 32)) * _ODD[2] >> 40
@@ -166,7 +164,7 @@ class Noise:
         return self._draw("uniform", (self.lanes, *shape), device)
 
     def leaves(self, value: float) -> bool:
-        """Whether ``value`` is 1 minus a number that was passed before, in this run or an earlier one."""
+        """Whether ``value`` is 1 minus a number passed before, in this run or an earlier one."""
         self.numbers.add(value)
         return any(abs(1 - other - value) < _SAME for other in self.numbers)
 
@@ -189,7 +187,7 @@ class Noise:
         return out
 
     def off(self, value: Tensor, size: Tensor | None, where: Tensor | None = None) -> Tensor:
-        """The same with a ``size`` (*shape) for each element, ``where`` it counts; None is no size at all."""
+        """Each lane's ``value + size * U(-1, 1)`` ``where`` it counts; ``size`` (*shape) None adds nothing."""
         if size is None or (where is not None and not bool(where.any())):
             return value
         out = self.spread(value)
@@ -207,10 +205,9 @@ class Noise:
     def rounded(self, value: Tensor, dtype: torch.dtype) -> Tensor:
         """Stochastic rounding of lanes 1..K to the grid of ``dtype``; what the grid holds stays exact.
 
-        A random integer is added below the grid's bits of the float64 pattern and the rest is masked: the result is one
-        of the two neighbours, with a mean equal to the value (Parker's Monte Carlo arithmetic). Infinities and NaN
-        pass through the integer arithmetic unchanged. float64 has no finer grid to round from: there the last bit is
-        perturbed.
+        A random integer is added below the grid's bits of the float64 pattern, and the rest is masked: the result is
+        one of the two neighbours, with the value as its mean (Parker's Monte Carlo arithmetic). Infinities and NaN are
+        unchanged. float64 has no finer grid, so its last bit is perturbed.
         """
         grid = GRIDS[dtype]
         drop = 53 - grid.bits
@@ -227,7 +224,7 @@ class Noise:
         torch.add(source.view(torch.int64), noise, out=bits)
         bits &= -(1 << drop)
         size = source.abs()
-        # One pass where nothing is near an end of the range; NaN is above and below.
+        # One pass where nothing is near an end of the range; NaN fails both comparisons.
         least, most = (float(end) for end in torch.aminmax(size))
         if not least >= grid.tiny:
             small = (size < grid.tiny) & (size > 0)
@@ -235,15 +232,15 @@ class Noise:
                 lanes.copy_(torch.where(small, self._subnormal(source, noise, grid, drop), lanes))
         if not most <= grid.largest * (1 - 2.0**-9):
             over = lanes.abs() > grid.largest
-            # Some lanes keep the digits and let go of the range. Where the reference overflows on the way (float16
-            # scores of attention), nothing else says how an honest kernel rounds that gets through in float32.
+            # Some lanes keep the digits beyond the range: where the reference overflows on the way (float16 scores of
+            # attention), only these show how an honest kernel rounds in float32.
             over &= self.other_half(source)[1:]
             lanes.copy_(torch.where(over, torch.copysign(torch.full_like(lanes, math.inf), lanes), lanes))
         return out
 
     def in_tf32(self, value: Tensor) -> Tensor:
-        """A factor as tensor cores take it, with 11 significant bits: cut off in half of the lanes, where hardware
-        takes float32 as it is, and rounded at random in the others."""
+        """A factor as tensor cores take it, with 11 significant bits: rounded at random in half of the lanes."""
+        # The others truncate, as hardware does with float32.
         out, drop = self.spread(value), GRIDS[D].bits - _TF32_BITS
         bits = out[1:].view(torch.int64)
         noise = self._draw("bits", tuple(bits.shape), value.device, drop)
@@ -251,11 +248,8 @@ class Noise:
         return out
 
     def other_half(self, source: Tensor) -> Tensor:
-        """The half of the lanes that does as another honest kernel might, bool (1 + K, 1, ...) beside ``source``
-        (L, *shape). The oracle is never one.
-
-        Pairs of lanes take turns: every other lane flushes (``_subnormal``), and each half has lanes of both kinds.
-        """
+        """The half of the lanes that may act as another honest kernel, bool (1 + K, 1, ...); never the oracle."""
+        # Every other lane flushes (``_subnormal``), so pairs of lanes take turns: each half has both kinds.
         numbers = self._numbers(source, first=-1)
         return (numbers >= 0) & (numbers // 2 % 2 == 1)
 
@@ -264,11 +258,9 @@ class Noise:
         return torch.arange(first, self.lanes, device=source.device).reshape(-1, *(1,) * (source.dim() - 1))
 
     def _subnormal(self, source: Tensor, noise: Tensor, grid: Grid, drop: int) -> Tensor:
-        """Lanes 1..K of values below the least normal.
-
-        Every other lane flushes what is below the least step to zero. A random choice per element would be rare for
-        tiny values, and rare outliers in single lanes blind every statistic that takes a maximum over the lanes.
-        """
+        """Lanes 1..K of values below the least normal; every other lane flushes those below the least step to zero."""
+        # A random choice per element would be rare for tiny values, and rare outliers in single lanes blind every
+        # statistic that takes a maximum over the lanes.
         flushed = self._numbers(source) % 2 == 0
         if grid.step == grid.tiny:
             return torch.where(flushed, 0.0, source)
@@ -288,11 +280,11 @@ class Noise:
         """``total`` (L, *shape) as a floating-point accumulator would have it after adding ``terms`` terms.
 
         ``squares`` (*shape) is the sum of the squared terms. The spread is that of a *sequential* sum in random order,
-        ``E[S_k^2] = (k/n)^2 S^2 + k(n-k)/(n(n-1)) (Q - S^2/n)``, one rounding error of variance ``u^2 S_k^2 / 3`` per
-        step: ``u^2/3 (n S^2 / 3 + n Q / 6)``. That is an upper bound for every tree, split and blocked order, and it
-        knows cancellation. A common part of ``u sqrt(n) / 24`` stands for the drift that strictly sequential sums of
-        equal signs show in all rows alike. ``magnitude`` (*shape), the sum of the terms' sizes, tells where a partial
-        sum may overflow although the whole does not: some lanes then hold the infinity or NaN that an order reaches.
+        ``E[S_k^2] = (k/n)^2 S^2 + k(n-k)/(n(n-1)) (Q - S^2/n)``, with one rounding error of variance ``u^2 S_k^2 / 3``
+        per step: ``u^2/3 (n S^2 / 3 + n Q / 6)``. It is an upper bound for every tree, split and blocked order, and
+        accounts for cancellation. A common part of ``u sqrt(n) / 24`` covers the drift that sequential sums of equal
+        signs show in all rows alike. ``magnitude`` (*shape), the sum of the terms' sizes, shows where a partial sum may
+        overflow although the whole does not: some lanes then have the infinity or NaN that an order reaches.
         """
         first = total[0]
         size = (terms / 3) * first * first + (terms / 6) * squares

@@ -26,13 +26,12 @@ def run_lanes(
     limit_s: float = math.inf,
     numbers: frozenset[float] = frozenset(),
 ) -> LaneRun:
-    """Runs ``call`` once and returns its results natively, in float64, and in ``lanes`` randomly rounded versions.
+    """Run ``call`` once; its results natively, in float64, and in ``lanes`` randomly rounded versions.
 
-    ``call`` runs the reference and returns a flat sequence of result tensors; an input it wrote in place may be among
-    them, and backward passes inside it are followed. Kind ``E`` rounds where the reference rounds, as written; kind
-    ``F`` keeps float32 inside and leaves one rounding at the end. The global random state is touched by nothing but
-    ``call`` itself. ``numbers`` are those of an earlier run. Raises whatever ``call`` raises, and ``TooSlow`` inside it
-    after ``limit_s`` seconds.
+    ``call`` runs the reference and returns a flat sequence of result tensors, which may include inputs that it wrote;
+    backward passes inside it are followed. For ``kind`` see `LaneMode`. Only ``call`` changes the global random state.
+    ``numbers`` are those of an earlier run. Raises what ``call`` raises, and ``TooSlow`` in it after ``limit_s``
+    seconds.
     """
     noise = Noise(lanes, kind, seed, numbers)
     mode = LaneMode(noise, limit_s)
@@ -48,7 +47,7 @@ def _output(mode: LaneMode, native: Tensor, count: int) -> OutputLanes:
         lanes: Lanes = mode.lanes_of(native)
         if mode.taken:
             lanes = priced(mode.noise, lanes, native, mode.store.tracks(native))
-    # Integers come out as their codes; floating results as they were before their last rounding.
+    # Integers are returned as their codes, floating results before their last rounding.
     value = lanes.raw
     noisy = value[1:] if value.shape[0] > 1 else value.expand(count, *value.shape[1:])
     return OutputLanes(native, value[0], noisy, moved=value.shape[0] == 1)

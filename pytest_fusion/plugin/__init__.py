@@ -1,1 +1,1 @@
-"""pytest and people: hooks, options, fixtures, decorator, command line. Loading it imports no torch."""
+"""The interface to pytest: hooks, options, fixtures, decorator, command line. Loading it imports no torch."""

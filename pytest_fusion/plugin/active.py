@@ -1,4 +1,4 @@
-"""The test that runs now: its request and mode, and the records that it left."""
+"""The running test: its request and mode, and its records."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Active:
-    """One running test. Request and mode are made when a spec needs them, since that imports torch."""
+    """One running test. A spec makes request and mode when it needs them, since they import torch."""
 
     item: pytest.Item
     records: list[TestRecord] = field(default_factory=list)
 
     def note_error(self, error: Exception) -> None:
-        """Keep a record of a test that an error of its spec or of this package ended; it has no verdict."""
+        """Records a test that an error of its spec or of this package ended, without a verdict."""
         ours = isinstance(error, FusionError)
         if not isinstance(error, FusionFailure) and (ours or keys.is_fused(self.item)):
             text = words(error) if ours else brief(error)
@@ -56,7 +56,7 @@ class Active:
         )
 
     def choose_mode(self) -> Mode:
-        """The mode of this run; a process that a tool or a comparison started has a mode of its own."""
+        """The mode of this run. A process that a tool or a comparison started has its own mode."""
         from pytest_fusion.engine import modes, sanitize
 
         stash = self.item.config.stash
@@ -89,7 +89,7 @@ def pop() -> None:
 
 
 def current() -> Active | None:
-    """The running test's, or ``None`` outside pytest."""
+    """The running test, or ``None`` outside pytest."""
     return _stack[-1] if _stack else None
 
 
@@ -119,7 +119,7 @@ def _bench_request(item: pytest.Item) -> BenchRequest:
 
 
 def _entries(item: pytest.Item) -> int:
-    """How many cases of a test are measured: under pytest-xdist each worker knows all tests."""
+    """The number of measured cases of a test: under pytest-xdist each worker knows all tests."""
     if keys.is_fused(item):
         return len(item.obj.fusion_spec.bench)  # type: ignore[attr-defined]
     return int("fusion_bench" in getattr(item, "fixturenames", ()))

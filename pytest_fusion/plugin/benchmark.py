@@ -1,8 +1,8 @@
-"""Latencies as rows of pytest-benchmark: its tables, files, comparisons and histograms work on them.
+"""Latencies as rows of pytest-benchmark, for its tables, files, comparisons and histograms.
 
-Rows come with the reports of tests, so that those of pytest-xdist's workers, where pytest-benchmark switches itself
-off, arrive as those of this process do. What is used of pytest-benchmark (5.2.3 and 5.3.1): its session, which is the
-plugin ``pytest-benchmark``, the session's list ``benchmarks``, and ``stats.Metadata``.
+Rows come with the reports of tests, so also from pytest-xdist's workers, where pytest-benchmark is off. From
+pytest-benchmark (5.2.3 and 5.3.1) this module uses the plugin ``pytest-benchmark``, which is its session, the session's
+list ``benchmarks``, and ``stats.Metadata``.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import pytest
 
 from pytest_fusion.report import environment
 
-# Where a stored row says that it is one of these.
+# The key in a stored row that marks it as ours.
 _OURS = "fusion"
 
 
 @dataclass(slots=True)
 class Standin:
-    """What pytest-benchmark reads of its own fixture; ``fullname`` is what it compares by."""
+    """The part of its own fixture that pytest-benchmark reads; it compares by ``fullname``."""
 
     name: str
     fullname: str
@@ -35,7 +35,7 @@ class Standin:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """One row: whose ``seconds`` (one number a sample) they are, and by which timer."""
+    """One row: its ``seconds`` (one number a sample) and their timer."""
 
     standin: Standin
     timer: str
@@ -43,10 +43,7 @@ class Timed:
 
 
 class Benchmarks:
-    """Hands the latencies of a run with --fusion-bench to pytest-benchmark's session, where there is one.
-
-    With ``-p no:benchmark`` and under ``--codspeed``, which takes its place, there is none.
-    """
+    """Adds latencies to pytest-benchmark's session; there is none with ``-p no:benchmark`` and under ``--codspeed``."""
 
     def __init__(self, config: pytest.Config, device: str) -> None:
         self._config, self._device = config, device
@@ -54,7 +51,7 @@ class Benchmarks:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> Generator[None]:
-        """``--benchmark-only`` and ``--benchmark-skip`` look for its fixture, which measured tests seem to have."""
+        """Gives measured tests the fixture that ``--benchmark-only`` and ``--benchmark-skip`` look for."""
         posing: list[tuple[Any, list[str]]] = []
         if self._given("only") or self._given("skip"):
             posing = [(item, item.fixturenames) for item in items if _is_measured(item)]  # type: ignore[attr-defined]
@@ -68,7 +65,7 @@ class Benchmarks:
 
     @pytest.hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """In the process that prints; a test that was tried again replaces its rows."""
+        """Adds rows in the process that prints; a repeated test replaces its rows."""
         session = self._config.pluginmanager.get_plugin("pytest-benchmark")
         # Not session.disabled, which pytest-xdist sets too.
         is_off = self._given("skip") or (self._given("disable") and not self._given("enable"))
@@ -80,7 +77,7 @@ class Benchmarks:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_benchmark_update_machine_info(self, machine_info: dict[str, Any]) -> None:
-        """Its own facts are the CPU's."""
+        """Adds GPU and versions; pytest-benchmark's own facts are the CPU's."""
         found = environment.describe(self._device)
         on_gpu = found["lane"] == "cuda"
         machine_info["gpu"] = (
@@ -92,7 +89,7 @@ class Benchmarks:
     def pytest_benchmark_compare_machine_info(
         self, machine_info: Mapping[str, Any], compared_benchmark: Mapping[str, Any]
     ) -> None:
-        """Raises ``UsageError`` where a stored run has rows of this plugin and was made on another GPU."""
+        """Raises ``UsageError`` if a stored run has rows of this plugin from another GPU."""
         why = other_gpu(machine_info, compared_benchmark)
         if why is not None:
             raise pytest.UsageError(why)
@@ -115,7 +112,7 @@ class Benchmarks:
 
 
 def timed_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[Timed]:
-    """What pytest-benchmark is to show of the ``rows`` of one test (``Row.as_json``): each side of each latency."""
+    """The rows of pytest-benchmark for the ``rows`` of one test (``Row.as_json``): each side of each latency."""
     facts = {(row["case"], row["role"]): row.get("facts", {}) for row in rows}
     for row in rows:
         latency = row.get("latency")
@@ -134,7 +131,7 @@ def timed_rows(rows: Sequence[Mapping[str, Any]]) -> Iterator[Timed]:
 
 
 def other_gpu(machine_info: Mapping[str, Any], stored: Mapping[str, Any]) -> str | None:
-    """Why the rows of a stored run do not compare with those of here; ``None`` where they do, or are not ours."""
+    """Why the rows of a stored run do not compare with those of here; ``None`` if they do, or are not ours."""
     if not any(_OURS in (row.get("extra_info") or {}) for row in stored.get("benchmarks", ())):
         return None
     there, here = _gpu(stored.get("machine_info", {})), _gpu(machine_info)

@@ -35,11 +35,11 @@ _NOTHING = "no arguments"
 
 
 def check_equivalent(fused: Callable[..., Any], reference: Callable[..., Any], *args: Any, **kwargs: Any) -> TestRecord:
-    """Call both with these arguments, each on copies of its own, and judge the fused result.
+    """Call both with these arguments, each on its own copies, and judge the fused result.
 
-    The tensors keep shape, dtype, strides and device, and lose ``requires_grad``; nothing is written to the caller's.
-    Returns the record of the checks. Raises ``FusionFailure`` when one fails, ``FusionError`` for tensors of several
-    devices, and what the reference raises when it is the one that does not take these arguments.
+    Copies have the same shape, dtype, strides and device, without ``requires_grad``. Returns the record of the checks.
+    Raises ``FusionFailure`` when a check fails, ``FusionError`` for tensors on several devices, and what the reference
+    raises if it refuses the arguments.
     """
     __tracebackhide__ = True
     names, inputs = arguments_by_name(reference, args, kwargs)
@@ -63,7 +63,7 @@ def check_equivalent(fused: Callable[..., Any], reference: Callable[..., Any], *
         if running is not None or str(error) != interpreter.TOO_EARLY:
             raise
         raise UnsupportedTritonError(_IN_A_SCRIPT) from None
-    # It was not the caller who switched this check off.
+    # The caller did not switch this check off.
     vacuity = {"verdict": "unknown", "reason": _ONE_CALL, "cases": 0}
     record = replace(record, off={}, checks={**record.checks, "vacuity": vacuity})
     if any(kind.startswith("reference ") for kind in record.rejected):
@@ -76,20 +76,20 @@ def check_equivalent(fused: Callable[..., Any], reference: Callable[..., Any], *
 
 
 def by_name(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
-    """The function with the arguments ``names``, which may have no names of their own, taken by keyword."""
+    """The function as one that takes the positional arguments ``names`` by keyword."""
 
     def call(**given: Any) -> Any:
         given.pop(_NOTHING, None)
         positional = [given.pop(name) for name in names]
         return function(*positional, **given)
 
-    # All of these share one code object, and `honesty` asks by code whether the kernel calls the reference.
+    # These functions share one code object, and `honesty` finds by code whether the kernel calls the reference.
     call.stands_for = function  # type: ignore[attr-defined]
     return call
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """What messages call a function."""
+    """The name of a function in messages."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 
@@ -114,7 +114,7 @@ def device_of(inputs: Mapping[str, Any]) -> str:
     tensors = tensors_of(inputs)
     found = {t.device for t in tensors}
     if len(found) > 1:
-        # A 0-d tensor of the CPU may stand beside others, as everywhere in torch.
+        # A 0-d tensor of the CPU is valid beside others, as everywhere in torch.
         found = {t.device for t in tensors if t.dim() > 0 or t.device.type != "cpu"}
     if len(found) > 1:
         listed = ", ".join(sorted(map(str, found)))
@@ -124,7 +124,7 @@ def device_of(inputs: Mapping[str, Any]) -> str:
 
 
 def _described(inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments in the form of a case, as far as they have one."""
+    """The arguments in the form of a case, if they have one."""
     tensors, drawn = {}, {}
     for leaf in leaves(inputs):
         value, name = leaf.value, leaf.path.removeprefix("['").replace("']", "", 1)

@@ -1,4 +1,4 @@
-"""The command line `pytest-fusion`: replay a failing case, pin it for ever, render a report, look at baselines."""
+"""The command line `pytest-fusion`: replay or pin a failing case, render a report, list baselines."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pytest_fusion.errors import FusionError, ReplayError
 from pytest_fusion.plugin import cli_canary
 
 _EXITS = "exit status: 0 it passes now, 1 it still fails, 2 it could not be judged here"
-# Of this package, which this command had to import first; an error where the project makes errors of warnings.
+# Our package is imported before pytest; the warning would be an error in projects that make errors of warnings.
 _IMPORTED = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
-# What a command that is no replay leaves for an error of use, as pytest does.
+# The exit status of an error of use, as in pytest; a replay has 2 instead.
 _USAGE = 4
 
 
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 class _Records:
-    """A pytest plugin that keeps what was recorded of the replayed test."""
+    """A pytest plugin that collects the records of the replayed test."""
 
     def __init__(self) -> None:
         self.found: list[dict[str, Any]] = []
@@ -55,7 +55,7 @@ class _Records:
 
 
 def _replay(file: Path, more: Sequence[str]) -> int:
-    """0 where the case passes now, 1 where it fails, 2 where it could not be judged. Raises ``ReplayError``."""
+    """0 if the case passes now, 1 if it fails, 2 if it could not be judged. Raises ``ReplayError``."""
     import pytest
 
     from pytest_fusion.diagnosis.repro.replay_file import lane_of, owner
@@ -67,18 +67,15 @@ def _replay(file: Path, more: Sequence[str]) -> int:
     options = ["--fusion-replay", str(file), *device, "-W", _IMPORTED, *more]
     code = int(pytest.main([_locate(owner(file), file), *options], [records]))
     verdicts = {record["verdict"] for record in records.found}
-    # pytest's own status says less: 1 is a fixture that raises too, 0 a test that was skipped.
+    # pytest's own status is less exact: 1 also for a fixture that raises, 0 also for a skipped test.
     if "fail" in verdicts:
         return 1
     return 0 if verdicts == {"pass"} and code in (0, 1) else 2
 
 
 def _locate(nodeid: str, file: Path) -> str:
-    """The node id with its path as found from here.
-
-    It is relative to the root of its project: this folder, one above it, or one above the replay file. Raises
-    ``ReplayError`` where none of them has the file.
-    """
+    """The node id with its path as seen from here. It is relative to the root of its project: this folder, one above
+    it, or one above the replay file. Raises ``ReplayError`` if none of them has the file."""
     path, _, name = nodeid.partition("::")
     here, there = Path.cwd(), file.resolve().parent
     for folder in (here, *here.parents, *there.parents):
@@ -100,7 +97,7 @@ def _pin(file: Path) -> int:
     from pytest_fusion.plugin.pinned import FOLDER, names_only_spec
 
     nodeid = owner(file)
-    # The test of such a file is the one with its spec, for which pytest looks from its root and from tests/ down.
+    # A test with that spec runs the file, and pytest looks for files from its root and from tests/ down.
     tests = Path("tests") if Path("tests").is_dir() else Path()
     folder = (tests if names_only_spec(nodeid) else Path(_locate(nodeid, file).partition("::")[0]).parent) / FOLDER
     try:
@@ -123,10 +120,7 @@ def _report(source: Path, target: Path) -> int:
 
 
 def _configs(test: str, target: Path, more: Sequence[str]) -> int:
-    """Write ``{test: {kernel: [[config, ...], ...]}}``, configs of equal bits together; 1 where a test fails.
-
-    Raises ``FusionError`` where no test launched an autotuned kernel.
-    """
+    """Writes ``{test: {kernel: [[config, ...], ...]}}`` by equal bits; 1 if a test fails. Raises ``FusionError``."""
     import pytest
 
     records = _Records()
@@ -152,8 +146,7 @@ def _baselines(folder: Path | None) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. ``replay`` leaves 0, 1 or 2 (see ``--help``), ``canary`` a status for each verdict; the others leave
-    0, or 4 for an error of use, as pytest."""
+    """Entry point. ``replay`` and ``canary`` have own exit statuses (``--help``), others 0, or 4 for wrong use."""
     given = _parser().parse_args(argv)
     try:
         if given.command == "replay":

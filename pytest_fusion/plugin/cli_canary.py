@@ -1,4 +1,4 @@
-"""The commands ``pytest-fusion canary ...``: two kernels compared outside of pytest, and where rollouts stand."""
+"""The commands ``pytest-fusion canary ...``: comparison of two kernels outside pytest, and state of rollouts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pytest_fusion.run import device_choice
 if TYPE_CHECKING:
     from pytest_fusion.report.record import TestRecord
 
-# By the verdict; 4 is an error of use too, as everywhere.
+# By the verdict; 4 is also an error of use, as in all commands.
 EXITS = {"promote": 0, "rollback": 1, "hold": 3, "error": 4, "nodata": 5}
 STATUS = "exit status: " + ", ".join(f"{code} {name}" for name, code in EXITS.items()) + " or wrong use"
-# Where several canaries are judged, the one that needs somebody first.
+# Of several canaries, the one that needs attention first.
 _WORST = ("rollback", "error", "nodata", "hold", "promote")
 
 
 def add(commands: Any) -> None:
-    """Declare ``canary`` and its own commands among those of ``pytest-fusion``."""
+    """Adds ``canary`` and its commands to those of ``pytest-fusion``."""
     canary = commands.add_parser("canary", help="may a new kernel replace the one in production?")
     views = canary.add_subparsers(dest="view", required=True)
     compare = views.add_parser("compare", help="judge two kernels on the same cases, both beside the reference",
@@ -61,7 +61,7 @@ def _add_status(views: Any) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Run one of these commands; the exit status, 130 after Ctrl-C. Raises ``FusionError``."""
+    """Runs one of these commands; returns the exit status, 130 after Ctrl-C. Raises ``FusionError``."""
     try:
         return _status(given) if given.view == "status" else _compare(given)
     except KeyboardInterrupt:
@@ -143,7 +143,7 @@ def _show(record: TestRecord, given: argparse.Namespace) -> None:
 
 
 def _message(record: TestRecord) -> str:
-    """The finding; its replay file belongs to a spec, which a test of that spec runs where it is pinned."""
+    """The finding; its replay file belongs to a spec, and a test of that spec runs it once it is pinned."""
     lines = record.message.split("\n")
     others = [line for line in lines if not line.startswith("  replay: ")]
     return "\n".join(

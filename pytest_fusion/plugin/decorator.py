@@ -37,14 +37,13 @@ Test = Callable[..., Any]
 def fused_equivalent(reference: Test | None = None, /, **keywords: Any) -> Callable[[Test], Test]:
     """Judge the decorated test's result against ``reference`` on generated inputs.
 
-    The test calls the fused kernel with the inputs it is given and returns its output; the reference is called with the
-    same inputs by name. Keywords: ``inputs`` (or jaxtyping annotations on the test's parameters), ``dims``, ``dtypes``,
-    ``grad``, ``deterministic``, ``rng``, ``distribution``, ``invariant``, ``mutates``, ``clobbers``, ``rejects``,
+    The test calls the fused kernel with its inputs and returns the output; the reference gets the same inputs by name.
+    Keywords: ``inputs`` (or jaxtyping annotations on the test's parameters), ``dims``, ``dtypes``, ``grad``,
+    ``deterministic``, ``rng``, ``distribution``, ``invariant``, ``mutates``, ``clobbers``, ``rejects``,
     ``max_launches``, ``compile``, ``max_recompiles``, ``syncs``, ``tolerance``, ``without``, ``allow``, ``strict``,
-    ``bench``, ``bench_limits``, ``golden``, ``requires``. Test parameters that are not inputs are fixtures and
-    parametrizations; the reference gets those it takes.
-
-    Raises ``SpecError`` at collection for a spec that contradicts itself, ``FusionFailure`` when the kernel is wrong.
+    ``bench``, ``bench_limits``, ``golden``, ``requires``. Other test parameters are fixtures and parametrizations; the
+    reference gets those that it takes. Raises ``SpecError`` at collection for a spec that contradicts itself,
+    ``FusionFailure`` when the kernel is wrong.
     """
     if "reference" in keywords and reference is None:
         reference = keywords.pop("reference")
@@ -90,7 +89,7 @@ def _spec_of(test: Test, reference: Test, keywords: Mapping[str, Any]) -> Fusion
 
 
 def _check_words(spec: FusionSpec) -> None:
-    """What a spec cannot check itself, because it comes before the stages that know."""
+    """Checks of a spec that need later stages, which the spec itself does not import."""
     for check in spec.without:
         known = registry.switches()
         if check not in known:
@@ -104,7 +103,7 @@ def _check_words(spec: FusionSpec) -> None:
 
 
 def check_examples(test: Any) -> None:
-    """Raises ``SpecError`` for an ``@example`` on a test that names no case of its spec."""
+    """Raises ``SpecError`` for an ``@example`` of a test that names no case of its spec."""
     for example in searching.explicit_examples(test):
         stated_choice(test.fusion_spec, example, where="@example")
 
@@ -150,12 +149,12 @@ def _test_of(spec: FusionSpec) -> Callable[..., None]:
     return test
 
 
-# What a function is called that was written in place: ``test_norm = fused_equivalent(norm_reference)(lambda x: ...)``.
+# The name of a function written in place: ``test_norm = fused_equivalent(norm_reference)(lambda x: ...)``.
 _NAMELESS = "<lambda>"
 
 
 def settle(spec: FusionSpec, outer: Any, extra: Mapping[str, Any]) -> TestRecord:
-    """Run a spec for the current test: keep the record, raise ``FusionFailure``, skip what could not be judged."""
+    """Run a spec for the current test: store the record, raise ``FusionFailure``, or skip if nothing was judged."""
     __tracebackhide__ = True
     running = active.current()
     request = running.make_request() if running is not None else Request(nodeid=spec.name)

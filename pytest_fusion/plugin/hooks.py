@@ -42,7 +42,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
-    """A worker for each GPU, where kernels run on GPUs; elsewhere pytest-xdist counts cores."""
+    """One worker for each GPU where kernels run on GPUs; elsewhere pytest-xdist counts cores."""
     wanted = _wanted_device(config, config.option)
     if wanted not in ("auto", "cuda"):
         return None
@@ -63,7 +63,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if options.replay is not None:
             from pytest_fusion.diagnosis.repro.replay_file import owner
 
-            owner(options.replay)  # refused now rather than after collection, and by the controller of pytest-xdist
+            owner(options.replay)  # raises now rather than after collection, and in the controller of pytest-xdist
         if options.canary:
             from pytest_fusion.plugin.incumbent_option import rival
 
@@ -85,7 +85,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """What plugins add is known before a test module states a spec."""
+    """Installs additions of plugins before a test module states a spec."""
     try:
         hookspec.install(session.config)
     except FusionError as error:
@@ -93,7 +93,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 class _Collector:
-    """Gathers the records that reports bring, from this process and from workers; reports carry no config."""
+    """Gathers the records in reports, from this process and from workers; reports have no config."""
 
     def __init__(self, records: list[TestRecord]) -> None:
         self._records = records
@@ -103,19 +103,19 @@ class _Collector:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Pinned replays are looked up once, before -k and -m take tests away."""
+        """Looks up pinned replays once, before -k and -m remove tests."""
         _find_pins(config, [item for item in items if keys.is_fused(item)])
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over what a worker of pytest-xdist found."""
+        """Adds the findings of a worker of pytest-xdist."""
         found = getattr(node, "workeroutput", {}).get("fusion_orphans", [])
         known = node.config.stash[keys.orphans]
         known += [line for line in found if line not in known]
 
 
 def _find_pins(config: pytest.Config, tests: list[pytest.Item]) -> None:
-    """Raises ``UsageError`` for a file in a folder of pinned replays that is none."""
+    """Raises ``UsageError`` for an invalid file in a folder of pinned replays."""
     config.stash[keys.pins] = []
     if not tests or config.stash[keys.options].replay is not None:
         return
@@ -126,7 +126,7 @@ def _find_pins(config: pytest.Config, tests: list[pytest.Item]) -> None:
     except FusionError as error:
         raise pytest.UsageError(str(error)) from None
     if any("::" in argument for argument in config.args):
-        return  # parts of files were asked for, so what is missing may well be there
+        return  # only parts of files are requested, so missing tests may exist
     config.stash[keys.orphans] += orphans(pins, tests, config)
     if keys.is_worker(config):
         config.workeroutput["fusion_orphans"] = config.stash[keys.orphans]  # type: ignore[attr-defined]
@@ -145,7 +145,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pycollect_makeitem(obj: object) -> None:
-    """An ``@example`` may stand above ours, so it is checked where all decorators are done."""
+    """Checks an ``@example`` after all decorators: it may be above ours."""
     if hasattr(obj, "fusion_spec") and callable(obj):
         from pytest_fusion.plugin.decorator import check_examples
 
@@ -156,7 +156,7 @@ def pytest_pycollect_makeitem(obj: object) -> None:
 def pytest_make_collect_report(
     collector: pytest.Collector,
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
-    """Shorten the traceback of a spec's error to the user's own lines."""
+    """Shortens the traceback of a spec's error to the user's own lines."""
     report = yield
     call: pytest.CallInfo[object] | None = getattr(report, "call", None)
     excinfo = call.excinfo if call is not None else None
@@ -168,11 +168,11 @@ def pytest_make_collect_report(
 
 
 def _without_ours(found: TracebackType | None) -> TracebackType | None:
-    """The traceback without frames of this package. A filter would not do: pytest cuts the raw one anew."""
+    """The traceback without frames of this package. A filter would not suffice: pytest cuts the raw traceback again."""
     if found is None:
         return None
     rest = _without_ours(found.tb_next)
-    # "<string>" is where the __init__ of a dataclass stands; pluggy calls our hook.
+    # "<string>" is the file of a dataclass's __init__; pluggy calls our hook.
     ours = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(pluggy.__file__).parent}{os.sep}", "<string>")
     if found.tb_frame.f_code.co_filename.startswith(ours):
         return rest
@@ -181,7 +181,7 @@ def _without_ours(found: TracebackType | None) -> TracebackType | None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With --fusion-replay, only the test that the file names; with --fusion-canary, the incumbent looked for."""
+    """With --fusion-replay, selects the test that the file names; with --fusion-canary, finds the incumbent."""
     if keys.rival in config.stash:
         from pytest_fusion.plugin.incumbent_option import meet
 
@@ -233,7 +233,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def _note_properties(item: pytest.Item, records: list[TestRecord]) -> None:
-    """For JUnit, which reads them from the report of the teardown; those of an earlier try are replaced."""
+    """For JUnit, which reads them from the teardown report; a repeated test replaces its properties."""
     from pytest_fusion.report.ci.junit import properties
 
     others = [pair for pair in item.user_properties if not pair[0].startswith(("fusion_", "fusion.bench."))]
@@ -248,19 +248,19 @@ def pytest_runtest_makereport(
     if call.when != "call":
         return report
     excinfo = call.excinfo
-    # The message says it all; frames of ours would stand above it.
+    # The message is complete; frames of ours would be above it.
     ours = excinfo is not None and report.failed and excinfo.errisinstance((FusionFailure, FusionError))
     if excinfo is not None and ours and not item.config.getoption("fulltrace", False):
         report.longrepr = excinfo.getrepr(style="value", chain=False)
         if isinstance(excinfo.value, FusionFailure) and report.longrepr.reprcrash is not None:
-            # What pytest's summary has room for, in place of the exception's import path.
+            # The short form for pytest's summary, in place of the exception's import path.
             reason = " ".join(str(excinfo.value).splitlines()[1:2]).strip()
             report.longrepr.reprcrash.message = f"{excinfo.value.check} ({excinfo.value.cause}): {reason}"
     records = item.stash.get(keys.own_records, [])
     if records:
         from pytest_fusion.report.json_file import plain
 
-        # A failure that the test itself catches is expected, as one under xfail.
+        # A failure that the test itself catches is expected, like one under xfail.
         expected = hasattr(report, "wasxfail") or report.passed
         found = [plain({**record.as_json(), "expected": expected}) for record in records]
         report.fusion = found  # type: ignore[attr-defined]
@@ -271,14 +271,14 @@ def pytest_runtest_makereport(
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """After Ctrl-C too: no process of an incumbent is left, and no checkout."""
+    """Removes the incumbent's process and checkout, after Ctrl-C too."""
     if keys.rival in config.stash:
         config.stash[keys.rival].end()
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Runs after Ctrl-C too, so what was done is on disk."""
+    """Writes baselines and reports, after Ctrl-C too."""
     config = session.config
     if keys.is_worker(config) or config.option.collectonly:
         return

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def pytest_fusion_checks() -> Iterable[Check]:  # type: ignore[empty-body]
     """Return checks that run, after ours, on cases that passed so far.
 
-    Called once, before collection. A name that another check has is an error.
+    Called once, before collection. The name of another check is an error.
     """
 
 
@@ -28,7 +28,7 @@ def pytest_fusion_value_profiles() -> Mapping[str, ValueProfile | Function]:  # 
     """Return value profiles by the name that ``tensor(..., values="name")`` uses.
 
     A profile is one of ``pytest_fusion.values`` or a function of ``(shape, dtype, generator)``. Called once, before
-    collection. A name that another profile has is an error.
+    collection. The name of another profile is an error.
     """
 
 
@@ -43,7 +43,7 @@ Report = Callable[[Sequence[TestRecord], Mapping[str, Any]], None]
 
 
 def install(config: pytest.Config) -> None:
-    """Make the checks and value profiles of plugins those of this process. Raises ``FusionError`` for a taken name."""
+    """Adds the checks and value profiles of plugins to this process. Raises ``FusionError`` for a taken name."""
     profiles = list(chain.from_iterable(found.items() for found in config.hook.pytest_fusion_value_profiles()))
     value_profiles.extend(profiles)
     if checks := list(chain.from_iterable(config.hook.pytest_fusion_checks())):
@@ -55,7 +55,6 @@ def install(config: pytest.Config) -> None:
 
 
 def reports(config: pytest.Config) -> list[Report]:
-    """The reports of plugins."""
     return list(chain.from_iterable(config.hook.pytest_fusion_reports()))
 
 

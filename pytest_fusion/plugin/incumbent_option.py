@@ -1,4 +1,4 @@
-"""The incumbent of ``--fusion-canary``, as a run of pytest names and needs it."""
+"""The incumbent of ``--fusion-canary``, made from the options of a pytest run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent, Setting
 from pytest_fusion.errors import FusionError
 from pytest_fusion.plugin.options import Options
 
-# Arguments of pytest that decide how tests are imported; everything else decides which, or how it is told.
+# Arguments of pytest that decide how tests are imported; others decide which tests, or how they are reported.
 _PASSED_ON = ("-p", "-o", "-W", "--override-ini", "--import-mode", "--pythonwarnings")
 _WHOLE = tuple(f"{name}=" for name in _PASSED_ON if name.startswith("--"))
 
 
 def rival(config: pytest.Config, options: Options, device: str) -> Incumbent:
-    """The incumbent, not yet started. Raises ``CanaryError`` for a name that leads nowhere."""
+    """The incumbent, not yet started. Raises ``CanaryError`` for a name of nothing."""
     start = config.invocation_params.dir
     setting = Setting(
         config.rootpath,
@@ -30,7 +30,7 @@ def rival(config: pytest.Config, options: Options, device: str) -> Incumbent:
 
 
 def meet(rival: Incumbent, nodeids: Sequence[str]) -> None:
-    """Once the tests are known: the files that the incumbent's process collects, and its function. ``UsageError``."""
+    """Gives the incumbent its test files, once they are known, and finds its function. Raises ``UsageError``."""
     files = tuple(dict.fromkeys(nodeid.partition("::")[0] for nodeid in nodeids))
     rival.setting = replace(rival.setting, files=files)
     if not files:

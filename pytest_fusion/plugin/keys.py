@@ -1,4 +1,4 @@
-"""The plugin's state on pytest's objects, and what it reads from them."""
+"""The plugin's state on pytest's objects, and readers of these."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ options = pytest.StashKey[Options]()
 device = pytest.StashKey[str]()
 records = pytest.StashKey[list[TestRecord]]()
 own_records = pytest.StashKey[list[TestRecord]]()
-# The content of the replay file, where there is one, read after the tests that it may refer to are imported.
+# The content of the replay file, if any, read after the import of the tests that it may refer to.
 replay: pytest.StashKey[Replay] = pytest.StashKey()
-# What lies in folders of pinned replays, and a sentence for each file there that no test runs.
+# The files in folders of pinned replays, and a sentence for each of them that no test runs.
 pins: pytest.StashKey[list[Pin]] = pytest.StashKey()
 orphans: pytest.StashKey[list[str]] = pytest.StashKey()
-# How many cases a run with --fusion-bench measures.
+# The number of cases that a run with --fusion-bench measures.
 family = pytest.StashKey[int]()
-# Baseline files that were written at the end.
+# Baseline files written at the end.
 baselines: pytest.StashKey[list[Path]] = pytest.StashKey()
 # Why a report could not be written at the end.
 unwritten = pytest.StashKey[str]()
@@ -44,11 +44,11 @@ def is_fused(item: pytest.Item) -> bool:
 
 
 def shown(config: pytest.Config, path: Path) -> str:
-    """A path as seen from the folder that pytest was started in."""
+    """A path relative to the folder that pytest was started in."""
     return os.path.relpath(path, config.invocation_params.dir)
 
 
 def from_start(config: pytest.Config, nodeid: str) -> str:
-    """A node id as a command line takes it in the folder that pytest was started in."""
+    """A node id for a command line in the folder that pytest was started in."""
     path, colons, name = nodeid.partition("::")
     return f"{shown(config, config.rootpath / path)}{colons}{name}"

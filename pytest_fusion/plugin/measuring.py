@@ -31,12 +31,11 @@ _REMEMBERED = (
 
 
 class FusionBench:
-    """``fusion_bench(fused, reference, *args, case=None, **kwargs)``, for one test.
+    """``fusion_bench(fused, reference, *args, case=None, **kwargs)``, for one test; returns the result of ``fused``.
 
-    Returns what ``fused(*args, **kwargs)`` returns. ``measured`` says whether this run measures: then the result is
-    judged against ``reference`` first, as ``check_equivalent`` does, and what both calls cost goes into the record of
-    the test under the name ``case``, without one the shapes and dtypes of the arguments. ``profiled`` is the file of
-    cases to call once more in a process that ncu watches, where nothing is judged or measured.
+    If ``measured``, ``check_equivalent`` judges the result first, and the test's record gets the costs of both calls
+    under the name ``case``, by default the shapes and dtypes of the arguments. ``profiled`` is the file of cases for a
+    process under ncu, which only calls them once more.
     """
 
     def __init__(self, *, measured: bool, profiled: Path | None = None) -> None:
@@ -53,8 +52,8 @@ class FusionBench:
         case: str | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Raises ``FusionFailure`` where this run measures and the result is wrong or costs more than its baseline;
-        ``FusionError`` for a ``case`` that the test names twice; what the functions raise."""
+        """Raises ``FusionFailure`` for a measured result that is wrong or costs more than its baseline, ``FusionError``
+        for a second equal ``case``, and what the functions raise."""
         __tracebackhide__ = True
         if self._measured or self._profiled is not None:
             names, inputs = arguments_by_name(reference, args, kwargs)
@@ -68,7 +67,7 @@ class FusionBench:
         return fused(*args, **kwargs)
 
     def _named(self, case: str | None, inputs: Mapping[str, Any]) -> str:
-        """The case's name, which no other case of the test has."""
+        """The case's name, unique in the test."""
         text = case or case_text(inputs)
         self._names[text] += 1
         if self._names[text] == 1:
@@ -81,7 +80,7 @@ class FusionBench:
 
 
 def _measure(pair: Pair, text: str, name: str, judge: Callable[[], TestRecord]) -> None:
-    """Judge the calls, measure them where they are right, and put both into the record of the running test."""
+    """Judges the calls, measures right ones, and adds both results to the record of the running test."""
     __tracebackhide__ = True
     running = active.current()
     wanted = running.make_request().bench if running is not None else None
@@ -105,6 +104,6 @@ def _measure(pair: Pair, text: str, name: str, judge: Callable[[], TestRecord]) 
 
 
 def _environment(device: torch.device) -> dict[str, Any]:
-    """The environment of reports; of a GPU also its class and its identity."""
+    """The environment of reports, with the class and identity of a GPU."""
     more = opened(device).facts if device.type == "cuda" else {}
     return environment.describe(str(device), **more)

@@ -17,7 +17,7 @@ from pytest_fusion.spec.wording import did_you_mean
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line and the ini file say, checked. ``device`` is ``"auto"``, ``"cpu"`` or ``"cuda:N"``."""
+    """The checked options of command line and ini file. ``device`` is ``"auto"``, ``"cpu"`` or ``"cuda:N"``."""
 
     device: str
     profile: Profile
@@ -38,7 +38,7 @@ class Options:
     canary_without: tuple[str, ...] = ()
 
 
-# The variable that an incumbent's process finds, and the process that it answers does not (canary/offline/process.py).
+# A variable in the environment of an incumbent's process only.
 SERVES = "PYTEST_FUSION_SERVES"
 
 _CHOICES: dict[str, tuple[str, ...]] = {
@@ -82,7 +82,7 @@ _SWITCHES = (
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Declare every option in the group `fusion`, each with an ini twin of the same stem."""
+    """Declares every option in the group `fusion`, each with an ini twin of the same stem."""
     group = parser.getgroup("fusion", "fused kernels against their references")
     for name, text, default in _OPTIONS:
         group.addoption(
@@ -111,7 +111,7 @@ def _switch(config: pytest.Config, name: str) -> bool:
 
 
 def file_named_by(variable: str) -> Path | None:
-    """The file named by an environment variable that a parent process sets; ``None`` without one."""
+    """The file in an environment variable that a parent process sets; ``None`` without one."""
     name = os.environ.get(variable)
     return Path(name) if name else None
 
@@ -145,16 +145,16 @@ def resolve(config: pytest.Config) -> Options:
         canary_without=_without(_value(config, "canary_without")),
     )
     if file_named_by(SERVES) is not None:
-        # An incumbent's process answers another run, which writes the reports.
+        # The other run, which an incumbent's process serves, writes the reports.
         return replace(found, report=None, json=None, replay=None, sanitize=False, bench=False, canary="")
     return replace(found, sanitize=False, bench=False, counters=False) if canary else found
 
 
 def project(config: pytest.Config) -> Path:
-    """The folder that has ``.fusion``: pytest's root, unless the path of an option moved that above the tests.
+    """The folder with ``.fusion``: pytest's root, unless an option's path moved that up.
 
-    Before pytest knows our options it takes the file of ``--fusion-json FILE`` for a test, and without an ini file its
-    root is the folder that all of them share, which may be ``/``.
+    Before it knows our options, pytest takes ``--fusion-json FILE`` for a test, and without an ini file its root is the
+    folder that all tests share, maybe ``/``.
     """
     root, start = config.rootpath, config.invocation_params.dir
     if config.inipath is not None or config.getoption("rootdir", None) or (root / "setup.py").is_file():
@@ -166,7 +166,7 @@ def project(config: pytest.Config) -> Path:
 
 
 def _profile(config: pytest.Config, bench: bool) -> Profile:
-    """A profile that the command line gives wins over one for runs that measure."""
+    """The profile; one from the command line wins over one for runs that measure."""
     if bench and config.getoption("fusion_profile", None) is None and _value(config, "bench_profile"):
         return profile(_value(config, "bench_profile"))
     return profile(_value(config, "profile") or "dev")
@@ -182,10 +182,7 @@ def _without(text: str) -> tuple[str, ...]:
 
 
 def _path(config: pytest.Config, name: str) -> Path | None:
-    """Absolute, because tests change folders.
-
-    An option's path is as seen from where pytest was started, an ini file's from where that file lies.
-    """
+    """An absolute path, because tests change folders: an option's from the start folder, an ini file's from its own."""
     given = config.getoption(f"fusion_{name}", None)
     if given is not None:
         if not str(given).strip():
@@ -197,7 +194,7 @@ def _path(config: pytest.Config, name: str) -> Path | None:
 
 
 def _targets(text: str) -> str:
-    """Checked before the run; empty for ``none``."""
+    """The valid targets; empty for ``none``."""
     if text.strip() == "none":
         return ""
     parse_targets(text)

@@ -1,4 +1,4 @@
-"""What a run leaves: baselines, reports, and lines in pytest's summary."""
+"""Outputs of a run: baselines, reports, and lines in pytest's summary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pytest_fusion.plugin.options import Options
 
 
 def check_paths(config: pytest.Config, options: Options) -> None:
-    """Raises ``FusionError`` where a report cannot be written."""
+    """Raises ``FusionError`` if a report cannot be written."""
     for option, path in (("--fusion-report", options.report), ("--fusion-json", options.json)):
         if path is not None:
             from pytest_fusion.report.report_paths import check_writable
@@ -53,7 +53,7 @@ def write(config: pytest.Config) -> None:
 
 
 def summary_lines(config: pytest.Config) -> list[tuple[str, dict[str, bool]]]:
-    """The lines of the section ``fusion``, each with its markup; none where there is nothing to report."""
+    """The lines of the section ``fusion``, each with its markup; empty if there is nothing to report."""
     from pytest_fusion.report.bench_table import bench_lines
     from pytest_fusion.report.canary_table import canary_lines
     from pytest_fusion.report.terminal import summary
@@ -62,7 +62,7 @@ def summary_lines(config: pytest.Config) -> list[tuple[str, dict[str, bool]]]:
     paths = {"html": options.report, "json": options.json}
     failed = config.stash.get(keys.unwritten, None)
     written = {} if failed or config.option.collectonly else {k: keys.shown(config, p) for k, p in paths.items() if p}
-    # As seen from where pytest was started, so that the printed commands run there.
+    # Relative to the folder that pytest was started in, so that the printed commands run there.
     records = [replace(r, nodeid=keys.from_start(config, r.nodeid)) for r in config.stash[keys.records]]
     lines: list[tuple[str, dict[str, bool]]] = []
     lines += [(text, {}) for text in bench_lines(records, shutil.get_terminal_size().columns)]

@@ -1,4 +1,4 @@
-"""Pinned replays: failing cases and recorded calls in folders named ``fusion_replays``, which run first, for ever."""
+"""Pinned replays: failing cases and recorded calls in folders named ``fusion_replays``, which tests run first."""
 
 from __future__ import annotations
 
@@ -17,24 +17,21 @@ from pytest_fusion.errors import ReplayError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 FOLDER = "fusion_replays"
-# Folders that hold other people's files, where walking costs seconds and finds nothing.
+# Folders of other people's files: walking them costs seconds and finds nothing.
 _SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "build", "dist"})
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A file in a folder ``fusion_replays``, and the test that it belongs to."""
+    """A file in a folder ``fusion_replays``, and its test."""
 
     path: Path
     nodeid: str
     spec: str
 
     def belongs_to(self, nodeid: str, spec: str, folder: Path, root: Path) -> bool:
-        """Whether this is a case of the test ``nodeid``, whose file is in ``folder`` and whose spec has that name.
-
-        A file goes with the node id that it names. Where that test's file is gone from ``root`` (it moved), or where
-        the file names a spec alone, it goes with the test of that name and spec.
-        """
+        """Whether this is a case of the test ``nodeid`` in ``folder``: by node id; or by the names of test and spec, if
+        the named file is gone from ``root`` (the test moved) or the pin names only a spec."""
         if self.nodeid == nodeid or (self.path.is_relative_to(folder) and same_test(self.nodeid, nodeid)):
             return True
         path, _, name = self.nodeid.partition("::")
@@ -43,12 +40,12 @@ class Pin:
 
 
 def names_only_spec(nodeid: str) -> bool:
-    """Whether a file belongs to a spec's test, wherever that is: what a serving process writes knows no test."""
+    """Whether a file belongs to any test of its spec: a serving process knows no test."""
     return "::" not in nodeid
 
 
 def same_test(a: str, b: str) -> bool:
-    """Equal node ids; their paths may start at different folders when the root differs."""
+    """Whether node ids are equal; their paths may start at different folders if the root differs."""
     (file_a, _, name_a), (file_b, _, name_b) = a.partition("::"), b.partition("::")
     parts_a, parts_b = Path(file_a).parts, Path(file_b).parts
     common = min(len(parts_a), len(parts_b))
@@ -56,10 +53,7 @@ def same_test(a: str, b: str) -> bool:
 
 
 def find(folders: Iterable[Path], root: Path) -> list[Pin]:
-    """Every pinned file beside or below ``folders``, below ``root/tests``, or in a folder between these and ``root``.
-
-    Raises ``ReplayError`` for a file that is no replay file.
-    """
+    """Pinned files beside or below ``folders`` and ``root/tests``, or up to ``root``. Raises ``ReplayError``."""
     files: dict[Path, None] = {}
     starts = {*folders, root / "tests"}
     tops = [start for start in starts if not any(start != other and start.is_relative_to(other) for other in starts)]
@@ -81,7 +75,7 @@ def _below(top: Path) -> Iterator[Path]:
 
 
 def orphans(pins: Iterable[Pin], items: Iterable[Any], config: pytest.Config) -> list[str]:
-    """A sentence for each pin that none of the fused tests ``items`` runs, though its test's file is among theirs."""
+    """A sentence for each pin whose test's file is among those of ``items`` and which none of these tests runs."""
     root = config.rootpath
     known = [(item.nodeid, item.obj.fusion_spec.name, item.path.parent, root) for item in items]
     files = {nodeid.partition("::")[0] for nodeid, *_ in known}
@@ -94,7 +88,7 @@ def orphans(pins: Iterable[Pin], items: Iterable[Any], config: pytest.Config) ->
 
 
 def tests_of(replay: replays.Replay, items: Iterable[Any]) -> list[pytest.Item]:
-    """The collected items that a replay file names, by their node id or by their spec."""
+    """The collected items of a replay file, by node id or by spec."""
     if names_only_spec(replay.nodeid):
         specs = [(item, getattr(getattr(item, "obj", None), "fusion_spec", None)) for item in items]
         return [item for item, spec in specs if spec is not None and spec.name == replay.spec]
@@ -102,7 +96,7 @@ def tests_of(replay: replays.Replay, items: Iterable[Any]) -> list[pytest.Item]:
 
 
 def load(pin: Pin, spec: FusionSpec, shown: str) -> Pinned:
-    """The case of a pin, ready to run. Raises ``ReplayError`` for one that does not fit the spec of today."""
+    """The case of a pin, ready to run. Raises ``ReplayError`` if it does not fit today's spec."""
     try:
         replay = replays.read(pin.path)
         wrong = misfit(spec, replay.case)

@@ -1,4 +1,4 @@
-"""What a spec needs to be run at all: a device, a compute capability, a package."""
+"""The requirements of a spec: a device, a compute capability, a package."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _listed(requires: Any) -> list[Any]:
 
 
 def check(requires: Any) -> None:
-    """Raises ``SpecError`` for a requirement that is none."""
+    """Raises ``SpecError`` for an invalid requirement."""
     for need in _listed(requires):
         architecture = isinstance(need, str) and re.fullmatch(r"(?:sm|compute)_?(\d+)(\d)[af]?", need)
         if architecture:
@@ -39,7 +39,7 @@ def _is_module_name(need: str) -> bool:
 
 
 def missing(requires: Any, device: str) -> str | None:
-    """Why a spec cannot run on ``device``, or ``None``. Raises ``SpecError`` for a requirement that is none."""
+    """Why a spec cannot run on ``device``, or ``None``. Raises ``SpecError`` for an invalid requirement."""
     check(requires)
     for need in _listed(requires):
         if need == "cuda":

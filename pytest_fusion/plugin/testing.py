@@ -30,10 +30,10 @@ def examine(
     first: bool = False,
     root: Path | None = None,
 ) -> TestRecord:
-    """All checks on all cases of ``spec``: the record, failing or not.
+    """The record of all checks on all cases of ``spec``. Raises ``SpecError`` for a spec that contradicts itself.
 
     ``seed`` decides every random choice; ``max_cases`` bounds the cases, and ``first`` ends them at the first failure;
-    replay files go below ``root``. Raises ``SpecError`` for a spec that contradicts itself.
+    replay files are written below ``root``.
     """
     if device == "cpu":
         interpreter.enable()

@@ -1,1 +1,1 @@
-"""Who needs to know: one record per test in, terminal lines, HTML, JSON, JUnit and CI summaries out."""
+"""Reports: one record per test in, terminal lines, HTML, JSON, JUnit and CI summaries out."""

@@ -1,4 +1,4 @@
-"""What one measured call costs beside its reference, as reports show it; whatever was not measured is ``None``."""
+"""Costs of one measured call beside its reference, for reports; unmeasured ones are ``None``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,10 @@ RECORD = {"timer": "graph", "cache": "cold", "warm-up": "steady"}
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One row of a test that is not its reference, with the reference's row of the same kind beside it.
-
-    ``test`` is the test's name without its file, ``case`` sizes and dtype as text, ``role`` what was measured
-    (``"fused"``, ``"fused backward"``, ``"compiled"``). ``row`` and ``other`` are the rows as JSON, ``other`` empty
-    where there is none, ``size`` the bytes of the forward call's inputs and outputs, by which cases are ordered.
-    ``counters`` is what the hardware counted of it as JSON, empty where it was not requested or not possible.
-    """
+    """One row of a test that is not its reference. ``test`` is a test's name without its file, ``case`` sizes and dtype
+    as text, ``role`` is ``"fused"``, ``"fused backward"`` or ``"compiled"``. ``row``, the reference's ``other`` and
+    hardware ``counters`` are JSON, empty if there are none. ``size``, bytes of the forward call's inputs and outputs,
+    orders cases."""
 
     test: str
     case: str
@@ -45,7 +42,7 @@ class Figures:
 
     @property
     def label(self) -> str:
-        """The case, with the role where that is not the plain one."""
+        """The case, with the role if that is not the usual one."""
         role = self.phase if self.series == "fused" else self.role
         return f"{self.case}, {role}" if role else self.case
 
@@ -66,7 +63,7 @@ class Figures:
         """How many times faster than the reference, with the ends of its interval."""
         latency = self.row.get("latency") or {}
         found = [latency.get(name) for name in ("ratio", "high", "low")]
-        # JSON has text for what is not finite, and e to the 50 is no ratio of two times.
+        # JSON has text for numbers that are not finite, and e to the 50 is no ratio of two times.
         logs = [value for value in found if isinstance(value, int | float) and abs(value) < 50]
         if len(logs) < len(found):
             return None
@@ -75,7 +72,7 @@ class Figures:
 
     @property
     def unusual(self) -> str:
-        """How the latency was measured where that is not as usual: ``"timer events, cache warm"``."""
+        """How the latency was measured if that is unusual: ``"timer events, cache warm"``."""
         method = (self.row.get("latency") or {}).get("method", {})
         return ", ".join(f"{name} {method[name]}" for name in RECORD if method.get(name, RECORD[name]) != RECORD[name])
 
@@ -86,7 +83,7 @@ class Figures:
 
     @property
     def flops(self) -> int | None:
-        """Of the reference's matrix products: what is to be computed, however it is."""
+        """Of the reference's matrix products: the work to do, however it is done."""
         return self.reference_fact("work.flops")
 
     @property
@@ -120,7 +117,7 @@ class Figures:
 
 
 def figures(records: Iterable[TestRecord]) -> list[Figures]:
-    """The measured calls of all tests, in the order of the run; rows of no call (a sweep's recompilations) too."""
+    """The measured calls of all tests, in the order of the run, and rows without a call (recompilations of a sweep)."""
     return [one for record in records if record.bench for one in _of(record)]
 
 
@@ -149,7 +146,7 @@ def _of(record: TestRecord) -> list[Figures]:
 
 
 def _verdict(compared: Mapping[str, Any]) -> str:
-    """That of a row beside its baseline; ``"accepted"`` where it regressed and this run writes the new baseline."""
+    """The verdict on a row; ``"accepted"`` if it regressed and this run writes the new baseline."""
     taken = any(change["verdict"] == "accepted" for change in compared.get("changes", ()))
     return "accepted" if taken else str(compared["verdict"])
 
@@ -160,6 +157,6 @@ def _fact(row: Mapping[str, Any], name: str) -> int | None:
 
 
 def _positive(numbers: Mapping[str, Any], name: str) -> float | None:
-    """A time or a rate; one of zero was not measured. JSON has text for what is not finite."""
+    """A time or a rate, ``None`` if it is 0, which was not measured, or text, which JSON has for non-finite numbers."""
     value = numbers.get(name)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else None

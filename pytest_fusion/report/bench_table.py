@@ -1,4 +1,4 @@
-"""The tables of ``--fusion-bench``: what each case takes and moves, and what each kernel takes of each target."""
+"""The tables of ``--fusion-bench``: costs of each case, and resources of each kernel on each target."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ _KERNELS_DROP = (7, 6, 5)
 _COUNTERS_TITLE = "counters of each kernel under ncu, from empty caches"
 _COUNTERS = ("kernel", "launches", "DRAM read", "written", "DRAM/bytes", "occupancy", "tensor pipe", "ncu's time")
 _COUNTERS_DROP = (7, 1, 6, 5)
-# Names of C++ with all that a template was given would leave no room for numbers.
+# C++ names with all their template arguments would leave no room for numbers.
 _LONGEST = 34
-# A kernel that was written anew changes the counts of some thirty instructions; the JSON file has them all.
+# A rewritten kernel changes the counts of some thirty instructions; the JSON file has them all.
 _MOST_CHANGES = 4
 
 
 def bench_tables(records: Iterable[TestRecord]) -> list[Table]:
-    """What each measured case costs, and what each kernel takes of each target; nothing where nothing was measured."""
+    """Costs of each measured case, and resources of each kernel on each target; empty if nothing was measured."""
     return [listing.table() for listing in _listings(list(records))]
 
 
 def bench_lines(records: Sequence[TestRecord], width: int = WIDTH) -> list[str]:
-    """The tables as text of at most ``width`` characters a line, and what could not be measured."""
+    """The tables as text of at most ``width`` characters a line, and notes on what could not be measured."""
     found: list[str] = []
     for listing in _listings(records):
         found += [*([""] if found else []), f"{listing.title}:", *lines(listing, width)]
@@ -47,10 +47,7 @@ def bench_lines(records: Sequence[TestRecord], width: int = WIDTH) -> list[str]:
 
 
 def bench_notes(records: Iterable[TestRecord]) -> list[str]:
-    """What differs from the baselines, which times were not taken as usual, and what was not measured, and why.
-
-    Each appears once; with the name of the test if only one has it.
-    """
+    """Changes from the baselines, unusual timing, and reasons for missing measurements, each once."""
     records = list(records)
     unusual: dict[str, list[str]] = {}
     for one in figures(records):
@@ -66,10 +63,7 @@ def bench_notes(records: Iterable[TestRecord]) -> list[str]:
 
 
 def changed_lines(records: Iterable[TestRecord]) -> list[str]:
-    """A line for each row that differs from its baseline, the regressed first: what, before and now.
-
-    A change that several rows share appears once, with the first of them.
-    """
+    """A line for each change from a baseline, regressions first: the first row that shares it, what, before and now."""
     rows: dict[str, list[str]] = {}
     for record in records:
         for one in record.bench.get("compared", ()):
@@ -95,7 +89,7 @@ def _changes(compared: Mapping[str, Any]) -> str:
 
 
 def latency_listing(found: Sequence[Figures]) -> Listing:
-    """Times beside the reference's, and how near they come to what this device can do."""
+    """Times beside the reference's, and as shares of what this device can do."""
     timed = [one for one in found if one.timed]
     rows = tuple(_time(one) for one in timed)
     return Listing("latency", _TIMES, rows, tuple(one.test for one in timed), _TIMES_DROP).known()
@@ -136,11 +130,11 @@ def _listings(records: Sequence[TestRecord]) -> list[Listing]:
 
 
 def resource_listing(records: Sequence[TestRecord]) -> Listing:
-    """What each kernel takes of each target, under the test and the case; once if it is equal in several cases."""
+    """Resources of each kernel on each target, by test and case; once if they are equal in several cases."""
     rows: list[tuple[str, ...]] = []
     groups: list[str] = []
     for record in records:
-        # How long a kernel took to compile each time is no other row.
+        # Another compile time does not make another row.
         alike: dict[tuple[str, ...], tuple[tuple[str, ...], dict[str, None]]] = {}
         for case, row in _kernels(record):
             key = row[:-1] if len(row) == len(_KERNELS) else row
@@ -191,7 +185,7 @@ def _cost(one: Figures, *, say_modelled: bool) -> tuple[str, ...]:
 
 
 def _way(row: Mapping[str, Any]) -> str:
-    """How a row's launches were counted; empty where they were not."""
+    """How a row's launches were counted; empty if they were not."""
     if "launches.kernels" not in row.get("facts", {}):
         return ""
     return str(row.get("methods", {}).get("launches", "modelled"))
@@ -226,7 +220,7 @@ def _tensor_core(instructions: Mapping[str, Any]) -> int:
 
 
 def counter_listing(found: Sequence[Figures]) -> Listing:
-    """The kernels of each call by name, each call's sum above them where there are several."""
+    """The kernels of each call by name, after the call's sum if there are several."""
     rows: list[tuple[str, ...]] = []
     groups: list[str] = []
     for one in found:
@@ -241,7 +235,7 @@ def _counter_rows(one: Figures) -> list[tuple[str, ...]]:
     for launch in one.counters.get("launches", ()):
         kernels.setdefault(launch["kernel"], []).append(launch)
     everything = [launch for launches in kernels.values() for launch in launches]
-    # Beside what copy engines move, the kernels' bytes are the least that the call moves.
+    # Copy engines move bytes too, so the kernels' bytes are a lower bound.
     least = ">" if one.counters.get("unseen") else ""
     whole_call = [_counter_row("all kernels", everything, one.moved, least)] if len(kernels) > 1 else []
     least = "" if whole_call else least
@@ -264,7 +258,7 @@ def _counter_row(name: str, launches: Sequence[Mapping[str, Any]], needed: int |
 
 
 def _known(launches: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    """A counter of each launch; nothing where one of them has none."""
+    """A counter of each launch; empty if one of them has none."""
     found = [float(value) for launch in launches if isinstance(value := launch.get(name), int | float)]
     return found if len(found) == len(launches) else []
 
@@ -275,7 +269,7 @@ def _sum(launches: Sequence[Mapping[str, Any]], name: str) -> float | None:
 
 
 def _mean(launches: Sequence[Mapping[str, Any]], name: str) -> float | None:
-    """Over the time of all launches, where that is known; else over the launches."""
+    """The mean over the time of all launches if that is known, else over the launches."""
     found = _known(launches, name)
     seconds = _known(launches, "duration_s")
     weights = seconds if sum(seconds) > 0 else [1.0] * len(found)

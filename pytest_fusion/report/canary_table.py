@@ -1,4 +1,4 @@
-"""What a canary found, as a table for the terminal and as rows for the page."""
+"""Verdicts of a canary, as a table for the terminal and as rows for the page."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _COLOURS = {
     "promote": {"green": True},
 }
 _MOST_PAIRS = 40
-# Standings of a case that a reader looks at; where both pass there is nothing to see.
+# Standings of a case that readers need not see, such as both passing.
 _QUIET = ("passes", "not-asked")
 
 Line = tuple[str, Mapping[str, bool]]
 
 
 def canary_lines(records: Sequence[TestRecord]) -> list[Line]:
-    """A line for each test, its reasons below, and the total; none where no test was compared."""
+    """A line for each test, its reasons below, and the total; empty if no test was compared."""
     found = _compared(records)
     if not found:
         return []
@@ -47,7 +47,7 @@ def canary_lines(records: Sequence[TestRecord]) -> list[Line]:
 
 
 def decision(records: Iterable[TestRecord]) -> str:
-    """What decides for all tests: the gravest verdict of any; ``"nodata"`` where none was compared."""
+    """The gravest verdict of all tests; ``"nodata"`` if none was compared."""
     verdicts = {record.canary["verdict"] for record in records if record.canary}
     return next((name for name in _ORDER if name in verdicts), "nodata")
 
@@ -107,7 +107,7 @@ def _row(record: TestRecord) -> dict[str, Any]:
 
 
 def _latency(timing: Mapping[str, Any]) -> tuple[str, ...]:
-    """Size, its share of the recorded calls, microseconds of both, and their ratio with its interval."""
+    """Size, its share of the recorded calls, microseconds of both kernels, and their ratio with its interval."""
     ratio, low, high = (f"{math.exp(timing[name]):.3f}" for name in ("ratio", "low", "high"))
     share = f"{timing['share']:.1%}" if timing.get("share") else ""
     ours, theirs = (f"{1e6 * timing[name]:.4g}" for name in ("candidate_s", "incumbent_s"))

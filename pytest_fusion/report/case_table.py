@@ -1,4 +1,4 @@
-"""A case as tables: whatever plain data it is made of, with nothing left out."""
+"""A case as tables, complete, from any plain data."""
 
 from __future__ import annotations
 
@@ -19,11 +19,8 @@ class Table:
 
 
 def case_tables(case: Mapping[str, Any]) -> tuple[Table, ...]:
-    """One table of the plain values, then one for each group of things of one kind (dims, inputs).
-
-    A mapping of mappings (an input's shape, dtype, layout) gets a column for each key that any of them has, since
-    comparing inputs means reading down a column. The case's one-line ``text`` says the same again and is not shown.
-    """
+    """One table of plain values, then one for each group of mappings (dims, inputs), with a column per key to compare
+    inputs. The one-line ``text`` repeats all that and is left out."""
     scalars: list[tuple[str, ...]] = []
     tables: list[Table] = []
     for key, value in case.items():
@@ -53,7 +50,7 @@ def cell(value: Any) -> str:
 
 
 def _named(value: Any) -> Mapping[str, Mapping[str, Any]]:
-    """``value`` where it is a group of mappings by name, else nothing."""
+    """``value`` if it is a group of mappings by name, else an empty mapping."""
     named = isinstance(value, Mapping) and all(isinstance(item, Mapping) for item in value.values())
     return value if named else {}
 

@@ -1,4 +1,4 @@
-"""A listing of measured calls as text that fits a terminal, columns go before a line is broken; and their numbers."""
+"""A listing of measured calls as text that fits a terminal, by dropping columns; and the format of its numbers."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from dataclasses import dataclass
 
 from pytest_fusion.report.case_table import Table
 
-# Not known, and nothing to be known.
+# Not known; not applicable.
 UNKNOWN, NONE = "?", "-"
 _GAP, _INDENT = "  ", "  "
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """``rows`` of cells under ``header``; the first cell names the row, ``groups`` the test that each row is of.
-
-    ``drop`` are columns in the order in which they go where there is no room for all. A row of fewer cells ends in
-    text that runs on.
-    """
+    """``rows`` of cells under ``header``; the first cell names the row, ``groups`` has the test of each row. Columns in
+    ``drop`` go first where there is no room. The last cell of a short row is text of any length."""
 
     title: str
     header: tuple[str, ...]
@@ -27,7 +24,7 @@ class Listing:
     drop: tuple[int, ...] = ()
 
     def table(self) -> Table:
-        """For a page, which scrolls: every column, and each row's name in full."""
+        """For a page, which scrolls: every column, and each row's full name."""
         names = self.groups or ("",) * len(self.rows)
         rows = tuple((f"{group} {row[0]}".strip(), *row[1:]) for group, row in zip(names, self.rows, strict=True))
         return Table(self.title, self.header, rows)
@@ -48,11 +45,8 @@ class Listing:
 
 
 def lines(listing: Listing, width: int) -> list[str]:
-    """The listing in at most ``width`` characters a line, but for text that runs on.
-
-    The test is in each row where there is room for it, else above its rows. Then columns go, and last the middle
-    of the names.
-    """
+    """The listing in at most ``width`` characters a line, except for text at the end of short rows. Names of tests move
+    above their rows where there is no room, then columns go, and last the middle of the names."""
     flat = Listing(listing.title, listing.header, listing.table().rows, (), listing.drop)
     if _width(flat, 0) <= width or not listing.groups:
         return _grid(_fitted(flat, width, 0), width, 0)
@@ -67,7 +61,7 @@ def lines(listing: Listing, width: int) -> list[str]:
 
 
 def clipped(text: str, width: int) -> str:
-    """``text`` without its middle where it is longer: both ends of a test's name distinguish it from others."""
+    """``text`` without its middle if it is too long: both ends of a test's name distinguish it from others."""
     if len(text) <= width:
         return text
     most = max(width - 1, 2)
@@ -92,7 +86,7 @@ def _width(listing: Listing, indent: int) -> int:
 
 
 def _grid(listing: Listing, width: int, indent: int) -> list[str]:
-    """Columns as wide as their widest cell; the first flush left, the others right; a short row's last cell runs on."""
+    """Columns as wide as their widest cell, the first flush left, others right; a short row's last cell is longer."""
     widths = _widths(listing)
     rest = sum(widths[1:]) + len(_GAP) * (len(widths) - 1)
     widths[0] = max(min(widths[0], width - indent - rest), 8)
@@ -131,14 +125,14 @@ def time(seconds: float | None) -> str:
 
 
 def three(value: float) -> str:
-    """Three significant digits, zeros too, never in powers of ten: ``"5.70"``, ``"1240"``."""
+    """Three significant digits, also zeros, never in powers of ten: ``"5.70"``, ``"1240"``."""
     if value >= 99.95:
         return f"{value:.0f}"
     return f"{value:.1f}" if value >= 9.995 else f"{value:.2f}" if value >= 0.9995 else f"{value:.3g}"
 
 
 def whole(share: float | None) -> str:
-    """Whole per cent, one digit where there is no more: ``"91 %"``, ``"0.4 %"``."""
+    """Whole per cent, with one digit below 10 %: ``"91 %"``, ``"0.4 %"``."""
     if share is None:
         return UNKNOWN
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"

@@ -1,4 +1,4 @@
-"""On what the run was made: versions and device, learnt without importing a package and without starting CUDA."""
+"""Versions and device of a run, found without importing a package and without starting CUDA."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-# Distributions, under the keys that reports use.
+# Distributions, under their keys in reports.
 _PACKAGES = ("pytest_fusion", "pytest", "torch", "triton", "numpy", "ml_dtypes", "hypothesis")
 _DRIVER = Path("/proc/driver/nvidia")
 
 
 def describe(device: str = "cpu", **more: Any) -> dict[str, Any]:
-    """The ``environment`` of every report.
-
-    ``device`` is ``"cpu"``, ``"cuda"`` or ``"cuda:N"``; ``more`` (profile, seed) is added, and overrides what is
-    found here: under pytest-xdist only a worker knows its device's name. A package that is not installed is ``None``.
-    """
+    """The ``environment`` of every report, for ``"cpu"``, ``"cuda"`` or ``"cuda:N"``. ``more`` (profile, seed)
+    overrides: under pytest-xdist only a worker knows its device's name. A package that is not installed is ``None``."""
     on_cuda = device.startswith("cuda")
     found: dict[str, Any] = {
         "lane": "cuda" if on_cuda else "cpu-interpreter",
@@ -31,7 +28,7 @@ def describe(device: str = "cpu", **more: Any) -> dict[str, Any]:
     }
     if on_cuda:
         found["driver"] = driver_version()
-        # torch may be a shell: another plugin can have put anything under that name.
+        # torch may be a shell: another plugin may have put anything under that name.
         found["cuda"] = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None)
     return found | more
 
@@ -46,7 +43,7 @@ def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def nvidia_name(driver: Path = _DRIVER) -> str | None:
-    """Names of the GPUs that the driver lists, joined; the driver's own order is not CUDA's, so no index."""
+    """Names of the GPUs that the driver lists, joined; the driver's order is not CUDA's, so there is no index."""
     names = set()
     for file in sorted(driver.glob("gpus/*/information")):
         try:
@@ -68,7 +65,7 @@ def driver_version(driver: Path = _DRIVER) -> str | None:
 
 
 def _cuda_name(device: str) -> str | None:
-    """From torch where this process runs CUDA already; else from the driver, since asking torch would start CUDA."""
+    """From torch if this process already runs CUDA; else from the driver, because torch would start CUDA."""
     cuda = getattr(sys.modules.get("torch"), "cuda", None)
     if cuda is not None and cuda.is_initialized():
         return str(cuda.get_device_name(device))

@@ -19,7 +19,7 @@ _FIELDS = frozenset(field.name for field in fields(TestRecord))
 
 
 def document(records: Sequence[TestRecord], environment: Mapping[str, Any]) -> dict[str, Any]:
-    """``{"schema": 1, "environment": {...}, "tests": [...]}``; keys may be added later, never renamed."""
+    """``{"schema": 1, "environment": {...}, "tests": [...]}``; keys may be added, not renamed."""
     return {
         "schema": SCHEMA,
         "environment": plain(environment),
@@ -28,16 +28,13 @@ def document(records: Sequence[TestRecord], environment: Mapping[str, Any]) -> d
 
 
 def write_json(path: Path, records: Sequence[TestRecord], environment: Mapping[str, Any]) -> None:
-    """Replace ``path`` with the document. Raises :class:`FusionError` when it cannot be written."""
+    """Replaces ``path`` with the document. Raises :class:`FusionError` if it cannot be written."""
     replace_text(path, json.dumps(document(records, environment), indent=1, allow_nan=False) + "\n")
 
 
 def read_json(path: Path) -> tuple[list[TestRecord], dict[str, Any]]:
-    """The records and the environment of a file that :func:`write_json` wrote.
-
-    Keys that this version does not know are dropped, so that an older version reads a newer file of the same schema.
-    Raises :class:`FusionError` for a file that is missing, damaged, or of another schema.
-    """
+    """The records and the environment of a file of :func:`write_json`, without unknown keys, so that an older version
+    reads newer files of the same schema. Raises :class:`FusionError` for a missing, damaged or other file."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -62,12 +59,9 @@ Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 
 def plain(value: Any, *, finite: bool = True) -> Any:
-    """``value`` as a new :data:`Plain`.
-
-    Scalars of numpy and torch become Python numbers (one ``numpy.float64`` in a report ends a pytest-xdist run
-    with execnet's ``DumpError``), sets become sorted lists, dataclasses dicts, paths and everything unknown text.
-    With ``finite`` (strict JSON has no NaN) non-finite floats become ``"nan"``, ``"inf"``, ``"-inf"``.
-    """
+    """``value`` as a new :data:`Plain`: numpy and torch scalars become Python numbers (one ``numpy.float64`` ends a run
+    of pytest-xdist with execnet's ``DumpError``), sets sorted lists, dataclasses dicts, other objects text. With
+    ``finite`` non-finite floats become ``"nan"``, ``"inf"``, ``"-inf"``, which strict JSON lacks."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Enum):

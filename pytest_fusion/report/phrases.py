@@ -1,4 +1,4 @@
-"""How a record reads: the words and numbers that terminal, HTML and CI summaries share."""
+"""The words and numbers of a record that terminal, HTML and CI summaries share."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pytest_fusion.checks.verdict import NOT_WANTED
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.wording import plural
 
-# Below these a pass is reported as thin. Two interacting choices trigger most of the faults that are not triggered by
-# one alone (Kuhn, Wallace, Gallo, IEEE TSE 30(6), 2004), so a pair of choices that never met is where a bug is left.
+# Below these a pass is reported as thin. Two interacting choices trigger most of the faults that one alone does not
+# (Kuhn, Wallace, Gallo, IEEE TSE 30(6), 2004), so a pair of choices that never met may hide a bug.
 FEW_CASES = 20
 LITTLE_COVERED = 0.8
 MANY_REJECTED = 0.5
@@ -20,10 +20,10 @@ MANY_REJECTED = 0.5
 GRADES = {
     "A": "as accurate as float32 arithmetic with one rounding",
     "B": "no worse than the reference as written",
-    "C": "worse than the reference, and no worse than twice what eager PyTorch loses in this dtype",
-    "D": "wrong: worse than twice what eager PyTorch loses in this dtype",
+    "C": "worse than the reference, and within the fence of eager PyTorch in this dtype",
+    "D": "wrong: beyond the fence of eager PyTorch in this dtype",
 }
-# What a total calls the outcomes.
+# The names of outcomes in a total.
 TOTALS = {
     "fail": "failed",
     "error": "ended in an error",
@@ -36,24 +36,24 @@ _SHORT = 200
 
 
 def counts(records: Iterable[TestRecord]) -> Counter[str]:
-    """The number of tests for each key of ``TOTALS``; a failure that was expected counts as xfail."""
+    """The number of tests for each key of ``TOTALS``; an expected failure counts as xfail."""
     return Counter(map(outcome, records))
 
 
 def outcome(record: TestRecord) -> str:
-    """The verdict; ``"error"`` where the test raised one, ``"xfail"`` where ``pytest.mark.xfail`` expected either."""
+    """The verdict; ``"error"`` if the test raised one, ``"xfail"`` if ``pytest.mark.xfail`` expected either."""
     found = "error" if record.raised else record.verdict
     return "xfail" if found in ("fail", "error") and record.expected else found
 
 
 def by_urgency(records: Iterable[TestRecord]) -> list[TestRecord]:
-    """Failures first, errors, unknown, then passes that rest on little, each in the order of the run."""
+    """Failures first, then errors, unknown, thin passes and other passes, each in the order of the run."""
     rank = {"fail": 0, "error": 1, "unknown": 2, "xfail": 4, "pass": 4}
     return sorted(records, key=lambda r: 3 if r.verdict == "pass" and thin(r) else rank[outcome(r)])
 
 
 def rests_on(record: TestRecord) -> list[str]:
-    """What a verdict rests on, as short phrases: cases, pairs, rejected, error, grade."""
+    """The basis of a verdict, as short phrases: cases, pairs, rejected, error, grade."""
     parts = [plural(record.cases, "case")]
     share = pair_share(record)
     if share is not None:
@@ -69,29 +69,26 @@ def rests_on(record: TestRecord) -> list[str]:
 
 
 def reason(record: TestRecord) -> str:
-    """What a failure found, in one line: its first finding, else what the check that failed says."""
+    """The finding of a failure in one line: the first one, else the reason of the check that failed."""
     entry = record.checks.get(record.failed_check or "", {})
     found = record.findings[0]["message"] if record.findings else entry.get("reason") or record.message
     return one_line(str(found))
 
 
 def hazards(record: TestRecord) -> dict[str, str]:
-    """The hazards that a test found and its spec does not accept: code -> what was found."""
+    """The hazards that the spec of a test does not accept: code -> message."""
     found = reversed(record.findings)
     return {one["code"]: one["message"] for one in found if one["level"] == "hazard" and not one["allowed"]}
 
 
 def thin(record: TestRecord) -> list[str]:
-    """Why the verdict rests on little; empty where it does not.
-
-    One concrete call (``check_equivalent``) has no coverage, and is what its caller wanted: few cases are no fault. So
-    they are none of a replay, and of a profile of few cases.
-    """
+    """Why the verdict has a small basis; empty if it has not. One concrete call (``check_equivalent``), a replay and a
+    profile of few cases want few cases, so these are no fault."""
     if record.coverage.get("few"):
         return []
     parts = []
     share = pair_share(record)
-    # Not by what was rejected: sizes that contradict their own bounds, or cost too much, never become a case.
+    # Not by rejected ones: sizes that contradict their own bounds, or cost too much, never become a case.
     rejected = record.cases - record.judged
     if not record.judged:
         parts.append("no case was judged")
@@ -105,18 +102,18 @@ def thin(record: TestRecord) -> list[str]:
 
 
 def pair_share(record: TestRecord) -> float | None:
-    """Share of the pairs of choices that met in a case, 0 to 1; ``None`` where there was nothing to choose."""
+    """Share of the pairs of choices that met in a case, 0 to 1; ``None`` if there was nothing to choose."""
     share = record.coverage.get("share") if record.coverage.get("pairs") else None
     return float(share) if isinstance(share, int | float) and math.isfinite(share) else None
 
 
 def worst_ratio(record: TestRecord) -> float | None:
-    """Largest error over what was allowed; above 1 is a failure. May be infinite, never NaN."""
+    """Largest error over the allowed one; above 1 is a failure. May be infinite, never NaN."""
     return _ratio(_worst(record))
 
 
 def _worst(record: TestRecord) -> Mapping[str, Any]:
-    """``worst`` is of the cases that passed; the failing one, when a comparison failed, is the worse."""
+    """The larger of ``worst``, which is of passing cases, and the failing comparison."""
     failing = record.checks.get(record.failed_check or "", {})
     return failing if (_ratio(failing) or 0.0) > (_ratio(record.worst) or 0.0) else record.worst
 
@@ -131,7 +128,7 @@ def _ratio(worst: Mapping[str, Any]) -> float | None:
 
 
 def worst_error(record: TestRecord) -> str:
-    """``"0.42 of allowed (output 0, rms)"``, or nothing where no error was measured."""
+    """``"0.42 of allowed (output 0, rms)"``, or an empty text if no error was measured."""
     ratio = worst_ratio(record)
     if ratio is None:
         return ""
@@ -147,7 +144,7 @@ def worst_error(record: TestRecord) -> str:
 
 
 def unknown_checks(record: TestRecord) -> dict[str, str]:
-    """Checks without a verdict that were not switched off -> why, in the order in which checks are judged."""
+    """Checks without a verdict that were not switched off -> why, in the order of judging."""
     return {
         name: str(entry.get("reason") or "no reason given")
         for name, entry in record.checks.items()
@@ -156,12 +153,12 @@ def unknown_checks(record: TestRecord) -> dict[str, str]:
 
 
 def not_judged(record: TestRecord) -> dict[str, str]:
-    """Of those, the checks that were wanted, or have something to judge, and could not run."""
+    """The unknown checks that were requested, or have something to judge, and could not run."""
     return {name: why for name, why in unknown_checks(record).items() if not why.startswith(NOT_WANTED)}
 
 
 def evidence(record: TestRecord) -> list[str]:
-    """What experiments on the failing case showed, as sentences."""
+    """The results of experiments on the failing case, as sentences."""
     return list(record.diagnosis.get("evidence", ()))
 
 
@@ -171,10 +168,10 @@ def ruled_out(record: TestRecord) -> list[str]:
 
 
 def replay_command(record: TestRecord) -> str:
-    """The one command that runs the failing case again; empty where nothing was written."""
+    """The command that runs the failing case again; empty if no replay was written."""
     if not record.replay:
         return ""
-    # Inside: it imports torch, which the controller of pytest-xdist has no other need of.
+    # Inside: it imports torch, which the controller of pytest-xdist does not need.
     from pytest_fusion.diagnosis.text import message
 
     return message.replay_command(record.nodeid, record.replay)
@@ -205,13 +202,13 @@ def duration(seconds: float) -> str:
 
 
 def one_line(text: str, limit: int = _SHORT) -> str:
-    """The first line that says something, cut to ``limit`` characters."""
+    """The first line with text, cut to ``limit`` characters."""
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return first if len(first) <= limit else first[: limit - 1] + "…"
 
 
 def case_sentence(case: Any) -> str:
-    """A case in one line: its own ``text`` where it has one, else its parts as ``key=value``."""
+    """A case in one line: its own ``text`` if it has one, else its parts as ``key=value``."""
     if not isinstance(case, Mapping):
         return ""
     text = case.get("text")

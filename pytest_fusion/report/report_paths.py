@@ -1,4 +1,4 @@
-"""Where reports go: refused before the run when they cannot be written, replaced whole after it."""
+"""The files of reports: refused before the run if they cannot be written, replaced as a whole after it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from pytest_fusion.run.process.atomic_file import replace_whole, try_writing
 
 
 def check_writable(path: str | os.PathLike[str], option: str) -> Path:
-    """The absolute path behind ``path``, its folder made, after a trial write in that folder.
-
-    ``option`` (``"--fusion-json"``) is who asked. Raises :class:`FusionError` now, since a run of an hour must not
-    end in "permission denied".
-    """
+    """The absolute ``path`` of ``option`` (``"--fusion-json"``), after a trial write in its folder, which is made.
+    Raises :class:`FusionError` now: a run of an hour must not end in "permission denied"."""
     text = os.fspath(path)
     if not text.strip():
         raise FusionError(f"{option} was given an empty path; name a file, for example {option} fusion.out")
@@ -37,12 +34,8 @@ def check_writable(path: str | os.PathLike[str], option: str) -> Path:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write ``text`` as UTF-8 so that a reader sees the old file or the new one, never a part.
-
-    The new file is written beside the old one, synced and renamed over it; a symbolic link is followed. A device or
-    pipe (``/dev/stdout``) is written to instead, since a rename would replace the device itself. Raises
-    :class:`FusionError`.
-    """
+    """Writes ``text`` as UTF-8 so that a reader sees the old file or the new one, through symbolic links. A device or
+    pipe (``/dev/stdout``) is written to: a rename would replace the device. Raises :class:`FusionError`."""
     data = text.encode("utf-8")
     path = Path(os.path.realpath(path))
     try:

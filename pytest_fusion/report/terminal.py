@@ -1,4 +1,4 @@
-"""The ``fusion`` section of pytest's summary, as lines with markup; the plugin writes them."""
+"""The ``fusion`` section of pytest's summary, as lines with markup."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def summary(
     verbosity: int = 0,
     written: Mapping[str, str] | None = None,
 ) -> list[Line]:
-    """The section's lines; none, and no section, if there is nothing to report.
+    """The section's lines, empty if there is nothing to report.
 
-    ``verbosity`` is pytest's: below 0 failures alone, 0 what needs attention, above 0 what every verdict rests on.
-    ``written`` maps a report's kind (``"html"``) to its path; the paths come last, where the eye ends.
+    ``verbosity`` is pytest's: below 0 only failures, 0 what needs attention, above 0 the basis of every verdict.
+    ``written`` has the path of each kind of report (``"html"``).
     """
     ordered = phrases.by_urgency(records)
     if verbosity > 0:
@@ -45,7 +45,7 @@ def summary(
 
 
 def attention(record: TestRecord, *, failures_only: bool = False) -> list[Line]:
-    """One test in a few lines: what failed and how to see it again, or why its verdict is worth little."""
+    """One test in a few lines: what failed and how to replay it, or why its verdict has a small basis."""
     found = phrases.outcome(record)
     if found in ("fail", "error"):
         return _head(record)
@@ -103,7 +103,7 @@ def _failure(record: TestRecord) -> list[Line]:
 
 
 def _head(record: TestRecord) -> list[Line]:
-    """The outcome; why there is no verdict: the test's own message, else its first check without one."""
+    """The outcome, and the reason for no verdict: the test's own message, else its first unknown check."""
     found, why = phrases.outcome(record), record.message if record.verdict == "pass" else ""
     if found == "fail":
         return _failure(record)
@@ -114,7 +114,7 @@ def _head(record: TestRecord) -> list[Line]:
 
 
 def _hazards(records: Iterable[TestRecord]) -> list[Line]:
-    """A line for each code of hazard; at -v they are listed with the test, each with its place."""
+    """A line for each code of hazard; -v lists them with each test and place."""
     tests = Counter(code for record in records for code in phrases.hazards(record))
     accept = 'allow={{"{}": "why"}} accepts it'
     return [
@@ -124,7 +124,7 @@ def _hazards(records: Iterable[TestRecord]) -> list[Line]:
 
 
 def _switched_off(records: Iterable[TestRecord]) -> list[Line]:
-    """The checks that users switched off, each with its reason once; at -v they are listed with the test."""
+    """The checks that users switched off, each reason once; -v lists them with each test."""
     tests = Counter((name, phrases.one_line(reason)) for record in records for name, reason in record.off.items())
     return [
         (f"switched off in {plural(count, 'test')}: {name} ({reason})", _YELLOW)
@@ -133,7 +133,7 @@ def _switched_off(records: Iterable[TestRecord]) -> list[Line]:
 
 
 def _not_judged(records: Iterable[TestRecord]) -> list[Line]:
-    """Checks that passing tests could not run, in as few lines as there are numbers of tests; -v has the reasons."""
+    """Checks that passing tests could not run, a line for each number of tests; -v has the reasons."""
     judged = [record for record in records if record.verdict == "pass" and not record.message]  # a replay has one
     tests = Counter(name for record in judged for name in phrases.not_judged(record))
     names: dict[int, list[str]] = {}
@@ -146,7 +146,7 @@ def _not_judged(records: Iterable[TestRecord]) -> list[Line]:
 
 
 def _reasons(records: Iterable[TestRecord]) -> list[Line]:
-    """Why checks had no verdict, each reason once, not under each test."""
+    """Why checks had no verdict, each reason once for all tests."""
     found = Counter(
         (name, phrases.one_line(reason))
         for record in records

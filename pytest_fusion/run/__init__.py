@@ -1,1 +1,1 @@
-"""What happened in one call of a kernel: its memory guarded, its launches observed."""
+"""One call of a kernel: guarded memory, observed launches, facts as the result."""

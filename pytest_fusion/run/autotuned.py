@@ -1,12 +1,11 @@
-"""Autotuned kernels, compiled or interpreted, launched with the configs of a case; nothing is timed.
+"""Launches autotuned kernels, compiled or interpreted, with the configs of a case, without a benchmark.
 
-A benchmark of a dozen configs for each new key takes minutes on a GPU, and which config it prefers is chance. Here the
-tuner finds every key in its cache, with the config that the case names; so a launcher that reads ``best_config`` or the
-cache afterwards reads that config.
+On a GPU a benchmark of a dozen configs takes minutes for each new key, and its choice is chance. Here every key is in
+the tuner's cache with the config of the case, so a launcher that reads ``best_config`` or the cache reads that config.
 
-Of Triton's ``Autotuner`` this touches ``run``, ``_bench``, ``prune_configs``, ``configs``, ``cache``,
-``cache_results``, ``best_config``, ``nargs``, ``arg_names``, ``base_fn``, ``fn.run``, ``pre_hook`` and ``post_hook``,
-and of ``Config`` ``all_kwargs``, ``kwargs`` and ``pre_hook``: the same in 3.6.0, 3.7.1 and 3.9.0.
+Touches ``run``, ``_bench``, ``prune_configs``, ``configs``, ``cache``, ``cache_results``, ``best_config``, ``nargs``,
+``arg_names``, ``base_fn``, ``fn.run``, ``pre_hook`` and ``post_hook`` of Triton's ``Autotuner``, and ``all_kwargs``,
+``kwargs`` and ``pre_hook`` of ``Config``: the same in 3.6.0, 3.7.1 and 3.9.0.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from pytest_fusion.errors import NotModelledError
 from pytest_fusion.interpreter.scoped import listed, replaced
 from pytest_fusion.spec.wording import brief
 
-# Triton's own tuner passes over what raises these, as over a `static_assert` that fails.
+# Triton's tuner skips a config that raises one of these or fails a `static_assert`.
 _NO_ROOM = frozenset({"OutOfResources", "PTXASError"})
 _REFUSED = "CompileTimeAssertionFailure"
 _TUNER = ("triton.runtime.autotuner", "Autotuner")
 _INTERPRETER = ("triton", "runtime", "interpreter.py")
-# A launch constant of a config below this is a flag or a number of stages, above it no tile that Triton would take.
+# A smaller constant of a config is a flag or a number of stages; Triton takes no larger tile.
 _SMALLEST_BLOCK, _LARGEST_BLOCK = 8, 1 << 16
-# A benchmark runs every config many times. Two runs show what it leaves behind, the third that it was not parity.
+# Two runs of a config show what a run leaves behind; a third excludes an effect that cancels in pairs.
 TRIED = 3
 
 Run = Callable[..., Any]
@@ -39,11 +38,10 @@ Run = Callable[..., Any]
 
 @dataclass(slots=True)
 class Tuned:
-    """An autotuned kernel with at least two configs, as the launches of one case saw it; configs are numbers.
+    """An autotuned kernel with at least two configs, as launched in one case; configs are numbers.
 
-    ``survivors`` are those that its own pruning left in any launch, ``launched`` those that ran, ``unable`` those that
-    could not, with the reason, ``refused`` those that a ``static_assert`` of the kernel refuses. ``keys`` has the
-    survivors of each key.
+    ``survivors`` passed its pruning in any launch, ``launched`` ran, ``unable`` could not run (with the reason), and a
+    ``static_assert`` of the kernel rejects ``refused``. ``keys`` has the survivors of each key.
     """
 
     tuner: Any
@@ -62,28 +60,28 @@ class Tuned:
         return len(self.tuner.configs)
 
     def config(self, index: int) -> dict[str, Any]:
-        """What config number ``index`` passes to the kernel and the compiler, in JSON types."""
+        """The arguments of the kernel and the compiler from config number ``index``, in JSON types."""
         given = self.tuner.configs[index].all_kwargs()
         return {name: v if isinstance(v, bool | int | float | str) else str(v) for name, v in given.items()}
 
     def blocks(self, index: int) -> dict[str, int]:
-        """What config number ``index`` passes to the kernel that may be the size of a block, by its name."""
+        """The kernel arguments of config number ``index`` that may be block sizes, by name."""
         given = self.tuner.configs[index].kwargs
         return {name: v for name, v in given.items() if type(v) is int and _SMALLEST_BLOCK <= v <= _LARGEST_BLOCK}
 
     def called(self, index: int) -> str:
-        """A config as ``config 2 (BLOCK=128, num_warps=8) of matmul_kernel``; a cluster of one block is left out."""
+        """A config as ``config 2 (BLOCK=128, num_warps=8) of matmul_kernel``; omits a cluster of one block."""
         config = {name: v for name, v in self.config(index).items() if (name, v) != ("num_ctas", 1)}
         return f"config {index} ({', '.join(f'{name}={v}' for name, v in config.items())}) of {self.kernel}"
 
 
 def unable(error: BaseException) -> bool:
-    """Whether the device has no room for a config, or the CPU lane no model of what it does."""
+    """Whether the device has no room for a config, or the CPU lane does not model it."""
     return any(type(cause).__name__ in _NO_ROOM or isinstance(cause, NotModelledError) for cause in causes(error))
 
 
 def refused(error: BaseException) -> bool:
-    """Whether a ``static_assert`` of the kernel refuses a config; interpreted ones are plain assertions of Triton's."""
+    """Whether a ``static_assert`` of the kernel rejects a config; interpreted ones are plain assertions of Triton's."""
     return any(
         type(cause).__name__ == _REFUSED or (type(cause) is AssertionError and _raised_in(cause) == _INTERPRETER)
         for cause in causes(error)
@@ -91,7 +89,7 @@ def refused(error: BaseException) -> bool:
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was explicitly raised from, outermost first."""
+    """The error and its explicit causes, outermost first."""
     cause: BaseException | None = error
     while cause is not None:
         yield cause
@@ -99,13 +97,13 @@ def causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _raised_in(error: BaseException) -> tuple[str, ...]:
-    """The end of the path of the file that raised."""
+    """The last three parts of the path of the file that raised."""
     frames = list(traceback.walk_tb(error.__traceback__))
     return Path(frames[-1][0].f_code.co_filename).parts[-3:] if frames else ()
 
 
 class _Chosen(dict[Any, Any]):
-    """The cache of a tuner that has chosen ``config`` for every key; ``key`` is the last one."""
+    """A tuner's cache with ``config`` for every key; ``key`` is the last one."""
 
     config: Any = None
     key: Any = None
@@ -118,7 +116,7 @@ class _Chosen(dict[Any, Any]):
 
 @dataclass(slots=True)
 class _Launching:
-    """How the kernels of one case are launched: by ``configs``; notes them in ``seen``, by the tuner's identity."""
+    """Launches the kernels of one case with ``configs`` and records them in ``seen``, by the tuner's identity."""
 
     configs: Mapping[str, Config]
     seen: dict[int, Tuned]
@@ -126,7 +124,7 @@ class _Launching:
     tried: int = 0
 
     def tuned(self, tuner: Any) -> Tuned:
-        """The record of a kernel; from its first launch until the case ends the tuner has a cache of the case's own."""
+        """The record of a kernel. From its first launch to the end of the case, the tuner has a cache of its own."""
         if id(tuner) not in self.before:
             self.before[id(tuner)] = dict(vars(tuner))
             self.seen.setdefault(id(tuner), Tuned(tuner))
@@ -146,11 +144,10 @@ _ACTIVE: list[_Launching] = []
 
 @contextmanager
 def launched(configs: Mapping[str, Config], seen: dict[int, Tuned]) -> Iterator[None]:
-    """Launch every autotuned kernel with its config and note it; does nothing where Triton was not imported yet.
+    """Launch every autotuned kernel with its config and record it; does nothing before Triton is imported.
 
-    A config that the device has no room for, the interpreter no model of, or that the kernel refuses by a
-    ``static_assert`` gives way to the next one, as in Triton's tuner. No ``reset_to_zero`` or ``restore_value`` happens
-    unless the launch tunes, since Triton does neither once it has chosen.
+    As in Triton's tuner, the next config replaces one that the device has no room for, the interpreter does not model
+    or a ``static_assert`` of the kernel rejects. Only a launch that tunes does ``reset_to_zero`` and ``restore_value``.
     """
     with listed(_ACTIVE, _Launching(configs, seen)) as launching, contextlib.ExitStack() as stack:
         if len(_ACTIVE) == 1:
@@ -173,7 +170,7 @@ def _run(upstream: Run, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     cache = tuner.cache
     if not left or not isinstance(cache, _Chosen):
         try:
-            return upstream(tuner, *args, **kwargs)  # it tunes, or its pruning raises
+            return upstream(tuner, *args, **kwargs)  # tunes, or its pruning raises
         finally:
             seen.launched |= {index for index in survivors if tuner.configs[index] is vars(tuner).get("best_config")}
     order = _in_turn(tuner, left, launching.configs.get(seen.kernel, Config()))
@@ -196,7 +193,7 @@ def _run(upstream: Run, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _in_turn(tuner: Any, left: list[Any], wanted: Config) -> list[Any]:
-    """The wanted config, or another one that pruning leaves; then those that take its place where it cannot run."""
+    """The wanted config, or another one that pruning leaves; then those that replace it where it cannot run."""
     number = wanted.number
     own = tuner.configs[number] if number < len(tuner.configs) else None
     if wanted.launch == "stale" and own is not None:
@@ -206,7 +203,7 @@ def _in_turn(tuner: Any, left: list[Any], wanted: Config) -> list[Any]:
 
 
 def _bench(upstream: Run, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG001
-    """In place of a benchmark: a config really runs, between the kernel's hooks, at most three for one key."""
+    """Replaces a benchmark: runs a config between the kernel's hooks, at most ``TRIED`` times for one key."""
     launching = _ACTIVE[-1]
     launching.tried += 1
     ran = launching.tried <= TRIED and _try(tuner, args, **kwargs)
@@ -214,7 +211,7 @@ def _bench(upstream: Run, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, A
 
 
 def _try(tuner: Any, args: tuple[Any, ...], *, config: Any, **meta: Any) -> bool:
-    """One run of a benchmark; false where the config cannot run."""
+    """Run a config once; false if it cannot run."""
     current = {**meta, **config.all_kwargs()}
     try:
         _run_between_hooks(tuner, args, config, current)
@@ -239,7 +236,7 @@ def _run_between_hooks(tuner: Any, args: tuple[Any, ...], config: Any, current: 
 
 
 def pruned(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The configs that the kernel's pruning leaves for these arguments, in its order; the tuner stays as it is."""
+    """The configs that the kernel's pruning leaves for these arguments, in its order; does not change the tuner."""
     before = dict(vars(tuner))
     try:
         return _pruned(tuner, args, kwargs)
@@ -249,7 +246,7 @@ def pruned(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[An
 
 
 def _pruned(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """The configs that pruning leaves; empty where it raises: Triton prunes only when it tunes, not elsewhere."""
+    """The configs that pruning leaves; empty if it raises, since Triton prunes only when it tunes."""
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     try:
         return list(tuner.prune_configs(kwargs))

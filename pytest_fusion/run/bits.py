@@ -1,4 +1,4 @@
-"""A tensor as its bytes, to compare, store and send results bit for bit; bytes as a storage of their own."""
+"""A tensor as its bytes, to compare, store and send results bit for bit; bytes as a storage."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ from torch.utils.dlpack import from_dlpack
 
 
 def as_bytes(t: torch.Tensor) -> torch.Tensor:
-    """The elements in logical order, uint8 of shape ``(numel * itemsize,)``, on the device of ``t``.
-
-    Takes any dtype, layout and size. A view where ``t`` is contiguous, so it is for reading; a copy elsewhere.
-    """
+    """The elements in logical order, uint8 ``(numel * itemsize,)``, on the same device; read-only: it may be a view."""
     whole = t.detach().resolve_conj().resolve_neg().contiguous()
-    # Along a size of 1 what is contiguous may have any stride, and view(torch.uint8) refuses such a tensor.
+    # A contiguous tensor may have any stride along a size of 1, and view(torch.uint8) rejects that.
     return whole.as_strided((whole.numel(),), (1,)).view(torch.uint8)
 
 
 def storage_of(memory: torch.Tensor, start: int, nbytes: int) -> torch.UntypedStorage:
-    """Bytes ``start`` to ``start + nbytes`` (at least one) of the contiguous uint8 tensor ``memory`` as a storage.
-
-    It has exactly these bytes and keeps all of the memory alive: DLPack makes such a storage on every device.
-    """
+    """``nbytes`` (at least one) bytes of contiguous uint8 ``memory``, which stays alive; DLPack works on any device."""
     return from_dlpack(torch._C._to_dlpack(memory[start : start + nbytes])).untyped_storage()

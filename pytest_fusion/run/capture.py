@@ -1,4 +1,4 @@
-"""One call captured in a CUDA graph, after others that warm up; a capture that fails leaves nothing behind."""
+"""One call captured in a CUDA graph after warm-up calls; a failed capture leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -13,22 +13,21 @@ from pytest_fusion.run import pristine
 
 T = TypeVar("T")
 
-# Calls before a capture, as torch's own notes on CUDA graphs have it: they tune, compile and fill caches.
+# Torch's notes on CUDA graphs make as many calls before a capture: they tune, compile and fill caches.
 WARM_UPS = 3
 
 
 class CaptureFailed(Exception):
-    """A call that runs well raised while it was captured; the exception is the cause."""
+    """A call that otherwise works raised during its capture; the exception is the cause."""
 
 
 def captured(
     call: Callable[[int], T], device: torch.device, *, prepare: Callable[[], None] | None = None, keep: bool = False
 ) -> tuple[Any, T]:
-    """The ``torch.cuda.CUDAGraph`` of ``call(WARM_UPS)`` and what it returned, after ``call(0)`` to ``call(2)``.
+    """The ``torch.cuda.CUDAGraph`` and the result of ``call(WARM_UPS)``, after ``call(0)`` to ``call(2)``.
 
-    ``prepare`` runs before each call and is not captured. ``keep`` keeps the graph's nodes readable. What a call
-    launches on a stream that does not wait for the current one is not in the graph. Raises what a call raises that is
-    not captured, and :class:`CaptureFailed`.
+    ``prepare`` runs before each call, uncaptured. ``keep`` makes the graph's nodes readable. The graph lacks work on
+    streams that do not wait for the current one. Raises :class:`CaptureFailed`, and what a warm-up call raises.
     """
     prepare = prepare or (lambda: None)
     pristine.synchronize(device)
@@ -54,11 +53,7 @@ def captured(
 
 @contextlib.contextmanager
 def _put_back(device: torch.device) -> Iterator[None]:
-    """Restore the stream and the generators, which torch leaves in capture mode after a failure.
-
-    A generator that believes so raises "Offset increment outside graph capture" at the next draw. The end of a capture
-    that succeeds tells it otherwise.
-    """
+    """Restore stream and generators: after a failed capture a draw raises "Offset increment outside graph capture"."""
     try:
         with torch.cuda.stream(torch.cuda.current_stream(device)):
             yield

@@ -1,4 +1,4 @@
-"""Where the seconds of a test went: kernel, reference, oracle, making tensors, the plugin; and for which check."""
+"""The seconds of a test by phase (kernel, reference, oracle, making tensors, the plugin) and by check."""
 
 from __future__ import annotations
 
@@ -8,32 +8,28 @@ from dataclasses import dataclass
 
 from pytest_fusion.run.pristine import perf_counter
 
-# What a case costs before any check asks for more: one call, the reference with its lanes, and their comparison.
+# The base cost of a case: one call, the reference with its rounding runs, and their comparison.
 FIRST = "values"
-# Phases that run somebody else's code, which may take long, and how often their ends are told at most.
+# Phases of the user's code, which may take long, and the least seconds between two reports of their ends.
 _FOREIGN, _PULSE_S = frozenset({"fused", "reference"}), 1.0
 
 
 @dataclass(slots=True)
 class Share:
-    """What one check cost: wall ``seconds`` and ``calls`` of the kernel, backward passes included."""
+    """The cost of one check: wall ``seconds`` and ``calls`` of the kernel, backward passes included."""
 
     seconds: float = 0.0
     calls: int = 0
 
 
 class Clock:
-    """Adds up wall seconds per phase and per check; what is inside another is taken out of the outer one.
-
-    ``pulse`` is called when a call of the kernel or of the reference has ended, once a second at most: a case of many
-    slow calls goes on, one call without an end does not.
-    """
+    """Adds up wall seconds per phase and check, without inner phases; ``pulse`` shows that calls end, once a second."""
 
     def __init__(self, pulse: Callable[[], None] | None = None) -> None:
         self._pulse, self._pulsed = pulse, perf_counter()
         self.seconds: dict[str, float] = {}
         self.checks: dict[str, Share] = {}
-        # Seconds of each call of the kernel and of each run of the reference, until they are forgotten.
+        # Seconds of each call of the kernel and each run of the reference since the last `forget`.
         self.calls: dict[str, list[float]] = {name: [] for name in sorted(_FOREIGN)}
         self._inner: list[float] = []
         self._check = FIRST
@@ -67,7 +63,7 @@ class Clock:
 
     @contextmanager
     def check(self, name: str) -> Iterator[None]:
-        """Charge the body to this check; a check inside another has its own share."""
+        """Charge the body to this check; a nested check has its own share."""
         before, self._check = self._check, name
         try:
             with self.phase("plugin"):

@@ -15,7 +15,7 @@ from pytest_fusion.interpreter.scoped import holding, replaced
 # By hash of the compiled kernel.
 _products: dict[str, list[Site]] = {}
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.MULTILINE)
-# Ampere and Hopper name the type of each factor, Blackwell the kind of the product.
+# PTX of Ampere and Hopper names the type of each factor, that of Blackwell the kind of the product.
 _LOCATION_OR_PRODUCT = re.compile(r"^\s*\.loc\s+(\d+\s+\d+)|mma\S*[.:](tf32)\b", re.MULTILINE)
 _KERNEL = ("triton.runtime.jit", "JITFunction")
 
@@ -33,11 +33,10 @@ def _launch_of(kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, 
 
 @contextmanager
 def observe_compiled(callback: Callable[[Launch], None], *, launch: bool = True) -> Iterator[None]:
-    """Call ``callback`` with each compiled launch before it happens; does nothing where Triton was never imported.
+    """Call ``callback`` with each compiled launch before it happens; does nothing before Triton is imported.
 
-    ``launch=False`` compiles each kernel into Triton's disk cache and does not run it.
-
-    Touches ``triton.runtime.jit.JITFunction.run`` (same signature in 3.6.0, 3.7.1 and 3.9.0).
+    ``launch=False`` compiles each kernel into Triton's disk cache without running it. Touches
+    ``triton.runtime.jit.JITFunction.run`` (same signature in 3.6.0, 3.7.1 and 3.9.0).
     """
 
     def run(upstream: Callable[..., Any], kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -53,10 +52,7 @@ def observe_compiled(callback: Callable[[Launch], None], *, launch: bool = True)
 
 @contextmanager
 def tf32_products(into: dict[Site, None]) -> Iterator[None]:
-    """Note the lines of products in TF32 in compiled kernels that are launched; nothing where Triton was not imported.
-
-    Touches ``asm`` and ``hash`` of what ``JITFunction.run`` returns.
-    """
+    """Collect the lines of TF32 products in launched kernels. Touches ``asm`` and ``hash`` of the result of ``run``."""
 
     def run(upstream: Callable[..., Any], kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = upstream(kernel, *args, **kwargs)
@@ -71,7 +67,7 @@ def tf32_products(into: dict[Site, None]) -> Iterator[None]:
 
 
 def products_in(ptx: str, kernel: str) -> list[Site]:
-    """The lines of the source whose products the machine code takes in TF32."""
+    """The source lines whose products the machine code computes in TF32."""
     files = dict(_FILE.findall(ptx))
     found: dict[Site, None] = {}
     at = Site(kernel, "", 0)
@@ -86,9 +82,9 @@ def products_in(ptx: str, kernel: str) -> list[Site]:
 
 @contextmanager
 def on_first_compilation(callback: Callable[[], None]) -> Iterator[None]:
-    """Call ``callback`` once, after the first kernel that Triton's disk cache did not have.
+    """Call ``callback`` once, after the first kernel that Triton's disk cache does not have.
 
-    Touches ``triton.knobs.compilation.listener`` (3.4 and later; elsewhere the callback is never called).
+    Touches ``triton.knobs.compilation.listener``; before Triton 3.4 the callback is never called.
     """
     knobs = getattr(sys.modules.get("triton"), "knobs", None)
     compilation = getattr(knobs, "compilation", None)
@@ -111,7 +107,7 @@ def on_first_compilation(callback: Callable[[], None]) -> Iterator[None]:
 
 @contextmanager
 def around_compilations(begins: Callable[[str], None], ends: Callable[[], None]) -> Iterator[None]:
-    """Call ``begins`` with a kernel's name before it is compiled or fetched from the cache, ``ends`` afterwards.
+    """Call ``begins`` with a kernel's name before its compilation or its fetch from the cache, ``ends`` afterwards.
 
     Touches ``triton.runtime.jit.JITFunction._do_compile`` (3.6.0, 3.7.1 and 3.9.0; elsewhere nothing is called).
     """

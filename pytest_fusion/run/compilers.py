@@ -1,4 +1,4 @@
-"""`torch.compile` in its normal use, how often it and Triton compiled, and a CUDA graph of one call."""
+"""`torch.compile` in its normal use, its compilations and Triton's, and a CUDA graph of one call."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import torch
 from pytest_fusion.interpreter.scoped import replaced
 from pytest_fusion.run import capture, pristine
 
-# More sizes than this are never swept; beyond torch's own limit of 8 fullgraph=True raises instead of recompiling.
+# No sweep has more sizes; beyond torch's own limit of 8, fullgraph=True raises instead of recompiling.
 _RECOMPILES = 256
-# Where torch says once that it stops to compile a function; it need not be imported for that.
+# The logger of torch's one message that it stops compiling a function; it works without an import.
 _SAYS = "torch._dynamo.convert_frame"
 
 _given_up: dict[str, int] = {}
@@ -23,10 +23,7 @@ _given_up: dict[str, int] = {}
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Start from an empty compiler, leave one behind; compile in this process, with warnings of torch's own dropped.
-
-    A child that has started CUDA must not fork compile workers.
-    """
+    """Start and end with an empty compiler, in this process: a child that has started CUDA must not fork workers."""
     with warnings.catch_warnings(), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")
         import torch._dynamo
@@ -46,7 +43,7 @@ def compiling() -> Iterator[None]:
 
 
 class _Heard(logging.Handler):
-    """Counts functions at torch.compile's limit of variants: they run uncompiled from then on."""
+    """Counts functions that reach torch.compile's limit of variants: they run uncompiled from then on."""
 
     def emit(self, record: logging.LogRecord) -> None:
         arguments = record.args if isinstance(record.args, tuple) else ()
@@ -57,7 +54,7 @@ class _Heard(logging.Handler):
 
 
 def given_up() -> dict[str, int]:
-    """The reasons why torch.compile stopped compiling functions since the first call of this one, with their counts."""
+    """How often torch.compile stopped compiling a function, by reason, since the first call of `given_up`."""
     logger = logging.getLogger(_SAYS)
     if not any(isinstance(handler, _Heard) for handler in logger.handlers):
         logger.addHandler(_Heard())
@@ -74,7 +71,7 @@ def compiled(fused: Callable[..., Any], backend: str, *, dynamic: bool | None) -
 
 
 def refuses(error: BaseException) -> bool | None:
-    """Whether torch.compile rejects the function as a whole graph; ``None`` for a fault of its own."""
+    """Whether torch.compile rejects the function as a whole graph; ``None`` for an internal error of torch."""
     from torch._dynamo import exc
 
     if isinstance(error, exc.InternalTorchDynamoError | exc.BackendCompilerFailed):
@@ -91,10 +88,7 @@ def graphs() -> int:
 
 @contextlib.contextmanager
 def specialisations() -> Iterator[dict[int, Any]]:
-    """The compiled kernels that are launched inside, by identity, however long ago each was compiled.
-
-    Touches ``triton.runtime.jit.JITFunction.run``, which returns the kernel that it launched (3.6 to 3.9).
-    """
+    """The compiled kernels that the body launches, by identity. Touches ``JITFunction.run`` of Triton 3.6 to 3.9."""
     seen: dict[int, Any] = {}
 
     def run(upstream: Callable[..., Any], launched: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -108,10 +102,7 @@ def specialisations() -> Iterator[dict[int, Any]]:
 
 
 class Captured:
-    """A CUDA graph of one call on fixed memory; ``replay`` runs it on the current values there.
-
-    Raises what the call or the capture raises.
-    """
+    """A CUDA graph of one call on fixed memory, replayed on the current values. Raises what call or capture raises."""
 
     def __init__(self, fused: Callable[..., Any], arguments: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
         self._device = torch.device("cuda", torch.cuda.current_device())

@@ -1,4 +1,4 @@
-"""The device of a run: CUDA where there is one, else Triton's interpreter on the CPU. Starts no CUDA."""
+"""The device of a run: CUDA if there is a GPU, else Triton's interpreter on the CPU. Does not start CUDA."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pytest_fusion.errors import FusionError
 
 
 def _nvml() -> Any:
-    """The driver's management library, started; ``None`` where there is none."""
+    """The driver's management library, initialised; ``None`` if there is none."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         return nvml if nvml.nvmlInit_v2() == 0 else None
@@ -22,7 +22,7 @@ def _nvml() -> Any:
 
 
 def _visible() -> list[str] | None:
-    """The entries of ``CUDA_VISIBLE_DEVICES`` up to the first that hides the rest; ``None`` where it is not set."""
+    """The entries of ``CUDA_VISIBLE_DEVICES`` before the first invalid one; ``None`` if it is not set."""
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     if listed is None:
         return None
@@ -32,7 +32,7 @@ def _visible() -> list[str] | None:
 
 @cache
 def cuda_devices() -> int:
-    """How many CUDA devices this process may use, according to the driver's management library."""
+    """The number of CUDA devices that this process may use, from the driver's management library."""
     visible, nvml, count = _visible(), _nvml(), ctypes.c_uint()
     if visible == [] or nvml is None or nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
         return 0
@@ -40,7 +40,7 @@ def cuda_devices() -> int:
 
 
 def capability(device: str) -> tuple[int, int] | None:
-    """The compute capability of ``"cuda:N"`` from the driver; ``None`` where it is unknown."""
+    """The compute capability of ``"cuda:N"`` from the driver; ``None`` if unknown."""
     visible, nvml, handle = _visible(), _nvml(), ctypes.c_void_p()
     index = device.partition(":")[2] or "0"
     entry = index if visible is None else visible[int(index)] if int(index) < len(visible) else ""
@@ -57,10 +57,7 @@ def capability(device: str) -> tuple[int, int] | None:
 
 
 def take_own(wanted: str, worker: str) -> None:
-    """Let the worker ``gw0``, ``gw1``, ... of pytest-xdist see a GPU of its own first, then the others.
-
-    The others stay visible: a check calls the kernel on a second one. ``cuda:N`` is taken as it stands.
-    """
+    """Put an own GPU first for pytest-xdist worker ``gw0``, ...; the others stay visible: a check uses a second one."""
     count = cuda_devices()
     if wanted not in ("auto", "cuda") or not worker.startswith("gw") or count < 2:
         return
@@ -80,10 +77,7 @@ def checked(wanted: str) -> str:
 
 
 def choose(wanted: str) -> str:
-    """``"cpu"`` or ``"cuda:N"`` for ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-
-    Raises ``FusionError`` for another word and for a device that is not there.
-    """
+    """``"cpu"`` or ``"cuda:N"``. Raises ``FusionError`` for an invalid name and for a device that is not there."""
     if checked(wanted) == "cpu":
         return "cpu"
     count = cuda_devices()
@@ -99,9 +93,9 @@ def choose(wanted: str) -> str:
 
 
 def prepare(device: str) -> None:
-    """Set the process up before user modules import Triton."""
+    """Set up the process before user modules import Triton."""
     if device == "cpu":
         interpreter.enable()
     else:
-        # torch.cuda.is_available() would otherwise start the driver, after which a fork cannot use CUDA.
+        # Otherwise torch.cuda.is_available() starts the driver, after which a fork cannot use CUDA.
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")

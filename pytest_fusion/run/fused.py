@@ -37,22 +37,21 @@ from pytest_fusion.run.process.fork import cuda_is_poisoned
 from pytest_fusion.run.refusals import Raiser, raised_by
 from pytest_fusion.spec.wording import first_line, words
 
-# Programs of a launch that an interpreted kernel may need one after the other, at 1-4 ms each: a case that takes longer
-# would be taken for one that hangs.
+# Programs of a launch that may run one by one, at 1-4 ms each: a case that takes longer looks like a hang.
 _MOST_ALONE = 300
-# Half of the lines that are told of a traceback, and characters of each.
+# Half of the traceback lines to show, and characters of each.
 _TRACE_LINES = 40
 _TRACE_FRAMES = 8
 _TRACE_WIDTH = 1000
 
 
 class ContextLost(BaseException):
-    """The kernel destroyed this process's CUDA context; no later result on it means anything."""
+    """The kernel destroyed the CUDA context of this process: later results are invalid."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What one fused call did. ``result`` and ``watch`` hold tensors and live only as long as the case."""
+    """The facts of one fused call. ``result`` and ``watch`` hold tensors and live only as long as the case."""
 
     result: Any = None
     error: BaseException | None = None
@@ -62,14 +61,14 @@ class Outcome:
     damage: list[Damage] = field(default_factory=list)
     launches: list[Launch] = field(default_factory=list)
     watch: Watch | None = None
-    # Wrong accesses of interpreted kernels; on a GPU nobody sees them.
+    # Wrong accesses of interpreted kernels; not observed on a GPU.
     findings: Findings = field(default_factory=Findings)
-    # Lines of interpreted kernels that have masked-off lanes in a load without ``other``.
+    # Lines of interpreted kernels with masked-off lanes in a load without ``other``.
     undefined: list[Site] = field(default_factory=list)
 
 
 def _origin(error: BaseException) -> str:
-    """``file.py:function`` of the innermost frame, without the line: stable while shrinking."""
+    """``file.py:function`` of the innermost frame, without the line, which shrinking may change."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if not _is_foreign(f.filename)]
     frame = (own or frames)[-1] if frames else None
@@ -78,15 +77,11 @@ def _origin(error: BaseException) -> str:
 
 def _is_foreign(file: str) -> bool:
     foreign = ("/torch/", "/triton/", "/pytest_fusion/run/", "/pytest_fusion/interpreter/", "/pytest_fusion/oracle/")
-    return any(part in file for part in foreign)
+    return file.startswith("<") or any(part in file for part in foreign)
 
 
 def _short_trace(error: BaseException) -> str:
-    """The frames of the kernel's own code and the message, for the report; all frames where none is its own.
-
-    The cause of an error has the kernel's own line, where it was raised in an interpreted one. A message of thousands
-    of lines is cut in the middle.
-    """
+    """Frames of the kernel's own code (else all) and of explicit causes, with the message, cut in the middle."""
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
@@ -118,7 +113,7 @@ def _below_the_call(error: BaseException) -> TracebackType | None:
 
 
 def _is_control(error: BaseException) -> bool:
-    """Whether it is not the kernel's error: Ctrl-C, a test that skips or expects to fail, or one of this package's."""
+    """Whether the error is not the kernel's: Ctrl-C, pytest's skip or xfail, or an error of this package."""
     outcomes = {"Skipped", "XFailed"}  # pytest's, which `run` does not know
     return (
         isinstance(error, KeyboardInterrupt)
@@ -143,10 +138,10 @@ def _launches(seen: list[Launch], limit: int) -> Iterator[None]:
 def run_fused(
     fused: Callable[..., Any], placed: Placed, extra: Mapping[str, Any], *, programs: int, fill: str | None = None
 ) -> Outcome:
-    """Call the kernel once. Exceptions become part of the outcome; Ctrl-C and the like pass through.
+    """The outcome of one call of the kernel, exceptions included; Ctrl-C and the like pass through.
 
-    ``fill`` is what fresh allocations hold, by default what surrounds the inputs. Raises ``NeedsCudaError`` where an
-    interpreted kernel cannot do without a CUDA device.
+    ``fill`` is for fresh allocations, by default as the guards. Raises ``NeedsCudaError`` if only a GPU can run the
+    call.
     """
     outcome = _called(fused, placed, extra, programs, fill)
     if outcome.error is not None and interpreter.installed() and missed(outcome.error):
@@ -180,7 +175,7 @@ def _called(
             if arena.device.type == "cuda":
                 pristine.synchronize(arena.device)
     except UnsupportedTritonError:
-        raise  # the installation's fault, not the kernel's
+        raise  # a fault of the installation, not of the kernel
     except BaseException as error:
         if not isinstance(error, Exception) and _is_control(error):
             raise
@@ -195,7 +190,7 @@ def _called(
 
 
 def compile_only(fused: Callable[..., Any], placed: Placed, extra: Mapping[str, Any]) -> list[Launch]:
-    """Record the compiled launches of one call without running them; its result and its error are ignored."""
+    """The compiled launches of one call, without running them; ignores its result and its error."""
     seen: list[Launch] = []
     with contextlib.suppress(Exception), observe_compiled(seen.append, launch=False):
         fused(**placed.arguments, **extra)
@@ -205,8 +200,7 @@ def compile_only(fused: Callable[..., Any], placed: Placed, extra: Mapping[str, 
 class Described:
     """A provider for ``regions.described_by``.
 
-    Of an input (``arena``) only its own elements may be written, of what the candidate allocated (``watch``) all: a
-    kernel may use the padding of a buffer that it made itself.
+    A kernel may write only own elements of an input (``arena``), but also the padding of what it allocates (``watch``).
     """
 
     def __init__(self, arena: Arena | None, watch: Watch) -> None:
@@ -219,7 +213,7 @@ class Described:
         if region is None:
             return None
         known = self._known.get(address)
-        # An address is used again once its tensor is gone, for another one of another size.
+        # A freed tensor's address may belong to another tensor of another size.
         if known is None or known[0] is not region:
             known = self._known[address] = (region, self._described(region))
         found = known[1]
@@ -244,7 +238,7 @@ class Described:
 
 
 def _own(region: Region) -> Array | Owned | None:
-    """Bool (bytes of the storage,): the tensor's own elements; ``None`` if they are all."""
+    """Bool (bytes of the storage,): the tensor's own elements; ``None`` for all."""
     if region.dense:
         return None
     if isinstance(region, FarRegion):

@@ -1,8 +1,7 @@
-"""``torch.library.opcheck`` of one call, and which of its failures are its own.
+"""``torch.library.opcheck`` of one call, without opcheck's own failures.
 
-opcheck copies and compares the arguments with operators that lack some dtypes (float8 has no arithmetic) and stumbles
-over some empty tensors (strides (57, 19, 1) of shape (0, 0, 16)). It does so for an operator that does next to nothing
-as well, which tells its limits from what the operator does wrong.
+opcheck copies and compares arguments with operators that lack some dtypes (float8 has no arithmetic) and fails on some
+empty tensors (strides (57, 19, 1) of shape (0, 0, 16)). An operator that does almost nothing shows these limits.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def _failures(
 
 @functools.cache
 def _nothing() -> Any:
-    """An operator that honestly returns zeros of its argument's shape."""
+    """A correct operator that returns zeros of its argument's shape."""
 
     def zeros(x: torch.Tensor) -> torch.Tensor:
         return torch.zeros(x.shape, dtype=x.dtype, device=x.device)

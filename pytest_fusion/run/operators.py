@@ -17,7 +17,7 @@ from pytest_fusion.interpreter.bridge.dispatch import OperatorMode
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run.compiled import observe_compiled
 
-# Namespaces of torch's own operators, which are not on trial.
+# Namespaces of torch's own operators, which are not under test.
 _TORCH: Final = TORCH_NAMESPACES | frozenset(
     "rngprims debugprims quantized mkldnn mkl onednn xnnpack c10d _c10d_functional c10d_functional symm_mem _quantized "
     "sparse streams bundled image_utils torch".split()
@@ -47,15 +47,15 @@ class Made:
         ]
 
 
-# An operator, and the shapes, dtypes and strides of the tensors among its arguments.
+# An operator, and the shapes, dtypes and strides of its tensor arguments.
 Form = tuple[str, tuple[Made, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """One call: the overload, its arguments with the values they had, and the form of what it returned.
+    """One call: the overload, its arguments with their values before it, and the form of its result.
 
-    An argument that requires grad does so only where autograd would have recorded the call.
+    An argument requires grad only if autograd would have recorded the call.
     """
 
     operator: Any
@@ -70,12 +70,12 @@ class OperatorCall:
 
     @property
     def decomposes(self) -> bool:
-        """Whether compilers look inside it, as into ``torch.library.triton_op``."""
+        """Whether compilers see inside it, as into ``torch.library.triton_op``."""
         module = sys.modules.get("torch._library.triton")
         return self.name in getattr(module, "triton_ops_to_kernels", {})
 
     def restore(self) -> None:
-        """Put back the values that the arguments had: a second call that writes the same again changes nothing."""
+        """Restore the arguments' values: a second call that writes the same again changes nothing."""
         with torch.no_grad():
             for argument, value in zip(tensors_of((self.args, self.kwargs)), self.before, strict=True):
                 repeats = any(
@@ -85,7 +85,7 @@ class OperatorCall:
                     argument.copy_(value)
 
     def fake(self) -> list[Made]:
-        """The form of what the operator makes of fake tensors; raises what its fake implementation does."""
+        """The form of the operator's result for fake tensors; raises what its fake implementation raises."""
         from torch._subclasses.fake_tensor import FakeTensorMode
 
         with FakeTensorMode() as mode:
@@ -95,7 +95,7 @@ class OperatorCall:
 
 @dataclass(slots=True)
 class Log:
-    """What one call did: the first call of each operator in each form of its tensors, and launches outside of any."""
+    """The first call of each operator in each form of its tensors, and the launches outside of any operator."""
 
     calls: dict[Form, OperatorCall] = field(default_factory=dict)
     outside: list[Launch] = field(default_factory=list)
@@ -117,7 +117,7 @@ class _Mode(OperatorMode):
             return func(*args, **kwargs)
         form = (str(func), tuple(Made.of((list(args), dict(kwargs)))))
         new = form not in log.calls and sum(name == form[0] for name, _ in log.calls) < _MOST_FORMS
-        # Copied before the call, which may write them: its own memory is what it is tried on, with these values.
+        # Copied before the call, which may write them: the later calls use its own memory, with these values.
         before = [t.detach().clone() for t in tensors_of((args, kwargs))] if new else []
         recorded = torch.is_grad_enabled()
         log.inside += 1
@@ -134,7 +134,7 @@ class _Mode(OperatorMode):
 
 @contextmanager
 def logged() -> Iterator[Log]:
-    """Log the custom operators and launches of what runs inside. Operators called by operators are theirs."""
+    """Log the custom operators and launches of the body. Nested operators belong to the outer one."""
     log = Log()
     with _Mode(log), interpreter.observe(log.note), observe_compiled(log.note):
         yield log

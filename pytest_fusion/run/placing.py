@@ -14,9 +14,9 @@ from pytest_fusion.case.layouts import Geometry, geometry
 from pytest_fusion.run.memory.arena import Arena
 from pytest_fusion.run.memory.region import distinct
 
-# Of a storage offset, what is left after whole cache lines of the smallest elements decides how rows are aligned.
+# A storage offset modulo whole cache lines of the smallest elements decides how rows are aligned.
 _ALIGNMENT = 128
-# Objects of one type that Python may place elsewhere before it uses the memory of one that is gone; 1 us each.
+# Objects of one type that Python may place elsewhere before it reuses freed memory; 1 us each.
 _TRIES = 20_000
 
 
@@ -39,7 +39,7 @@ def write(target: torch.Tensor, values: torch.Tensor) -> None:
 
 
 def laid_apart(case: Case, logical: Mapping[str, Any]) -> Case:
-    """The case with those tensors contiguous whose values differ along an expanded axis: that holds one slice alone."""
+    """The case with those tensors contiguous whose values differ along an expanded axis, which has one slice only."""
     for name, entry in case.tensors.items():
         values = logical.get(name)
         if not isinstance(values, torch.Tensor):
@@ -53,10 +53,7 @@ def laid_apart(case: Case, logical: Mapping[str, Any]) -> Case:
 
 
 def own_geometry(values: torch.Tensor) -> Geometry:
-    """The layout that a tensor has already; a large storage offset is reduced to what decides alignment.
-
-    Where elements overlap other than by a stride of 0 (a sliding window) it is contiguous: nothing can be copied in.
-    """
+    """A tensor's own layout with a reduced offset of equal alignment; contiguous if elements overlap."""
     strides, offset = values.stride(), int(values.storage_offset())
     stepping = [(size, stride) for size, stride in zip(values.shape, strides, strict=True) if stride]
     if not distinct([size for size, _ in stepping], [stride for _, stride in stepping]):
@@ -71,10 +68,10 @@ def own_geometry(values: torch.Tensor) -> Geometry:
 def place(
     logical: Mapping[str, Any], case: Case, device: torch.device, fill: str, guard_bytes: int | None = None
 ) -> Placed:
-    """Put every tensor among the inputs, nested ones too, into guarded memory on ``device``.
+    """All tensors among the inputs, nested ones too, in guarded memory on ``device``.
 
-    Those that the case gives no layout (constants, a caller's own) keep theirs. ``guard_bytes``, left out, is what the
-    device affords; a multiple of 256 moves every address by as much.
+    Tensors without a layout in the case (constants, a caller's own) keep theirs. ``guard_bytes`` has the device's
+    default; a multiple of 256 moves every address by as much.
     """
     arena = Arena(device, fill, guard_bytes)
     placed = Placed({}, arena)
@@ -99,18 +96,15 @@ def place(
 
 
 def rewrite(placed: Placed, logical: Mapping[str, Any]) -> None:
-    """New values at the same addresses; the inputs must have the same structure.
-
-    What is no tensor (a longest length, derived from the values) becomes the new one too.
-    """
+    """Write new values at the same addresses, and replace what is not a tensor; the structure must be the same."""
     placed.arguments.update(_filled(placed, logical))
 
 
 def renewed(arena: Arena, numbers: Mapping[str, int], logical: Mapping[str, Any]) -> Placed:
-    """Other tensor objects with new values at the addresses of ``arena``'s, as an allocator makes them of freed memory.
+    """New tensor objects with new values at the addresses of ``arena``, as an allocator makes them of freed memory.
 
-    They have as many writes behind them as those that ``place`` made, and where Python allows the ``id``s of those,
-    given in ``numbers`` for all tensors placed there. The inputs must have the same structure.
+    Their version counters are those after ``place``, and where Python allows their ``id``s those in ``numbers``, which
+    has all placed tensors. The inputs must have the same structure.
     """
     fresh = Placed({}, arena, {name: _reborn(arena, name, number) for name, number in numbers.items()})
     fresh.arguments = _filled(fresh, logical)
@@ -118,12 +112,12 @@ def renewed(arena: Arena, numbers: Mapping[str, int], logical: Mapping[str, Any]
 
 
 def _reborn(arena: Arena, name: str, number: int) -> torch.Tensor:
-    """The tensor as a new object with that ``id``: other addresses are filled until an object gets this one."""
+    """The tensor as a new object with that ``id``: makes objects until one gets this address."""
     others: list[torch.Tensor] = []
     while len(others) < _TRIES:
         others.append(torch.empty(0))
         if id(others[-1]) == number:
-            del others[-1]  # the place that became free last is taken first
+            del others[-1]  # the place freed last is used first
             break
     return arena.again(name)
 

@@ -11,7 +11,7 @@ import torch
 _MATMUL: Any = torch.backends.cuda.matmul
 _CUDNN: Any = torch.backends.cudnn
 _MKLDNN: Any = torch.backends.mkldnn
-# Of a precision by its newer name: "none" is what nobody chose, and is "ieee".
+# By torch's newer name of a precision: "none" is the default, which is "ieee".
 _FULL = ("ieee", "none")
 
 
@@ -19,11 +19,10 @@ _FULL = ("ieee", "none")
 def full_precision() -> Iterator[None]:
     """Compute products in full precision while a reference runs; every setting is restored afterwards.
 
-    A float32 reference that silently reads 10 bits of its inputs (cuDNN convolutions do by default) would excuse a
-    kernel that does the same.
+    A float32 reference with 10 bits of its inputs (cuDNN's default in convolutions) would excuse a kernel with as few.
     """
     with default_precision(), ExitStack() as undo:
-        # The older name first, which can be read meanwhile then; it does not know what the newer ones have set.
+        # The older name first, while it can be read: it does not follow settings by the newer ones.
         with suppress(RuntimeError):
             before = torch.get_float32_matmul_precision()
             if before != "highest":
@@ -39,9 +38,9 @@ def full_precision() -> Iterator[None]:
 def default_precision() -> Iterator[None]:
     """Switch off the reduced precision that torch uses by default, while a kernel runs.
 
-    Where cuBLAS splits a sum it rounds each part to bfloat16 (sums of 16 terms in two columns were two units in the
-    last place off on an H100), and cuDNN convolves in TF32. By these settings of the process a kernel that calls torch
-    is as wrong as the unfused code. What somebody chose, such as TF32 in products, holds for the kernel.
+    cuBLAS rounds each part of a split sum to bfloat16 (sums of 16 terms in two columns were two units in the last place
+    off on an H100), and cuDNN convolves in TF32: by default a kernel that calls torch is as wrong as the unfused code.
+    Settings that the user changed, such as TF32 in products, hold for the kernel.
     """
     with ExitStack() as undo:
         _off(undo, _MATMUL, "allow_bf16_reduced_precision_reduction")

@@ -1,10 +1,9 @@
-"""Restores functions and settings that judging relies on, as they were at import, and reports what replaced them.
+"""Restores functions and settings that judging uses to their state at import, and reports their replacements.
 
-A kernel shares its process with whoever judges it, so it can replace ``torch.equal``, a timer, ``synchronize``, or the
-functions of this package, or leave another default dtype. Whatever a call leaves replaced is put back at once, so that
-no judgement is made with it, and is a finding. A patch that stood before the call is nobody's fault (a frozen clock, a
-fixture, a library's import). A program that has the whole process at its command can still do what is not looked for
-here: write to memory below Python, or to this module's own lists.
+A kernel shares its process with the judge: it can replace ``torch.equal``, a timer, ``synchronize`` or functions of
+this package, or change the default dtype. Any replacement is undone right after the call and is a finding. Patches from
+before the call (a frozen clock, a fixture, a library's import) are not. A program can still evade this by writing to
+memory below Python or to this module's own lists.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ equal = torch.equal
 _synchronize = torch.cuda.synchronize
 _cuda_runs: Callable[[], bool] = torch.cuda.is_initialized
 
-# What a comparison, a wait or a timing is made of. torch.manual_seed is missing on purpose: the first torch.compile of
-# a process replaces it (torch/_dynamo/__init__.py).
+# Functions for comparisons, waiting and timing. torch.manual_seed is missing on purpose: the first torch.compile of a
+# process replaces it (torch/_dynamo/__init__.py).
 _BUILTINS = "abs all any bool float getattr id int isinstance len map max min sorted sum tuple type zip"
 _TIME = "monotonic monotonic_ns perf_counter perf_counter_ns process_time process_time_ns sleep time time_ns"
 _STATISTICS = "fmean geometric_mean mean median quantiles stdev variance"
@@ -71,8 +70,7 @@ def _flag(owner: Any, where: str, name: str) -> tuple[str, Callable[[], Any], Ca
     return f"{where}.{name}", lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
 
-# What a launcher sets for its own work and leaves so: whatever comes after it has another dtype, no graph, TF32, or a
-# stream that waits for nothing.
+# Settings that a launcher changes and leaves: another dtype, no graph, TF32, or a stream that does not wait.
 _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
     ("torch's default dtype", torch.get_default_dtype, torch.set_default_dtype),
     ("torch's grad mode", torch.is_grad_enabled, torch._C._set_grad_enabled),
@@ -83,11 +81,11 @@ _SETTINGS: tuple[tuple[str, Callable[[], Any], Callable[[Any], Any]], ...] = (
     ("the current CUDA device", _where_cuda_runs(torch.cuda.current_device), torch.cuda.set_device),
     ("the current CUDA stream", _where_cuda_runs(torch.cuda.current_stream), torch.cuda.set_stream),
 )
-# Of this package, what calls and decides.
+# The parts of this package that call and decide.
 _OWN = tuple(
     f"pytest_fusion.{name}" for name in "checks. oracle. run.bits run.fused run.memory run.placing run.pristine".split()
 )
-# Where functions come from that this package imports by name; others were put there by somebody.
+# The origins of functions that this package imports by name; others are patches.
 _FAMILIAR = frozenset({"pytest_fusion", "torch", "numpy", "triton", "hypothesis", *sys.stdlib_module_names})
 _ABSENT = object()
 
@@ -101,7 +99,7 @@ def synchronize(device: torch.device) -> None:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """Undo what the body leaves replaced and remember its names for ``take``."""
+    """Undo what the body leaves replaced and store its names for ``take``."""
     watch = _watch()
     watch.renew()
     try:
@@ -112,7 +110,7 @@ def watched() -> Iterator[None]:
 
 
 def take() -> list[str]:
-    """What watched code replaced since the last call, as dotted names."""
+    """The dotted names that watched code replaced since the last call."""
     for watch in _current:
         watch.keep_codes()
     names = list(_found)
@@ -126,7 +124,7 @@ def found() -> bool:
 
 
 def foreign() -> list[str]:
-    """Functions that stand in this package's modules and come from somewhere else."""
+    """Functions in this package's modules that come from elsewhere."""
     return sorted(
         f"{module}.{name}"
         for module, facts in _own_modules()
@@ -136,7 +134,7 @@ def foreign() -> list[str]:
 
 
 class _Chosen:
-    """Some names of a module or a class; ``_ABSENT`` stands for what a base class holds and a patch would hide."""
+    """Some names of a module or a class; ``_ABSENT`` stands for a base class's value that a patch would hide."""
 
     __slots__ = ("held", "names", "owner", "where")
 
@@ -165,7 +163,7 @@ class _Chosen:
 
 
 class _Space(_Chosen):
-    """A module or a class, and all that it held; names that are added later do not matter."""
+    """A module or a class, with all its values; names added later do not matter."""
 
     __slots__ = ()
 
@@ -188,7 +186,7 @@ class _Setting:
     def _now(self) -> Any:
         try:
             return self.read()
-        except RuntimeError:  # torch does not tell a precision that was set by its old and its new names
+        except RuntimeError:  # torch cannot read a precision set by both its old and its new names
             return None
 
     def renew(self) -> None:
@@ -203,10 +201,10 @@ class _Setting:
 
 
 class _Watch:
-    """The places, what stands there, and the code objects of this package's functions.
+    """The places, their values, and the code objects of this package's functions.
 
-    It looks before and after every call of a kernel, 500 times a test: what is as it was is seen by one comparison of
-    the addresses of all 4,000 values (0.1 ms).
+    It runs before and after every call of a kernel, 500 times a test: one comparison of the addresses of all 4,000
+    values (0.1 ms) shows that nothing changed.
     """
 
     def __init__(self) -> None:
@@ -217,35 +215,35 @@ class _Watch:
             for space in self._own
             for name, value in vars(space.owner).items()
             if (function := _function_in(value)) is not None
-            # What Dynamo puts into a class has no module.
+            # What Dynamo adds to a class has no module.
             and (function.__module__ or "").startswith("pytest_fusion")
         }
         self._functions = list(functions.values())
         self._names = list(functions)
-        # Views of the dicts themselves: what is put there later is seen through them.
+        # Views of the dicts show later additions too.
         self._views = [vars(space.owner).values() for space in self._own]
         self._keep()
         self.keep_codes()
         self.modules = len(sys.modules)
 
     def _keep(self) -> None:
-        """All that this package's modules and classes hold, one after the other."""
+        """Store all values of this package's modules and classes, in order."""
         self._held = tuple(value for space in self._own for value in space.held)
         self._where = addresses(self._held)
 
     def keep_codes(self) -> None:
-        """Remember code objects; once a test, since only watched code changes functions of this package in it."""
+        """Store code objects; once a test, since only watched code changes this package's functions in it."""
         self._codes = tuple(map(_CODE, self._functions))
         self._codes_where = addresses(self._codes)
 
     def _own_intact(self) -> bool:
-        """Replaced values keep their place in a dict; a name that was added moves the others, which needs a look."""
+        """Whether values and their order are unchanged; a name added since shifts them and needs a closer look."""
         return addresses(tuple(itertools.chain.from_iterable(self._views))) == self._where
 
     def renew(self) -> None:
         """Accept the current state as the one to restore."""
         for place in self._chosen:
-            # What could not be read so far may be readable now: a stream, once CUDA runs.
+            # A value unreadable before may be readable now: a stream, once CUDA runs.
             if place.held is None or not place.intact():
                 place.renew()
         if not self._own_intact():
@@ -254,7 +252,7 @@ class _Watch:
             self._keep()
 
     def undo(self) -> list[str]:
-        """Put back what was replaced since ``renew``, and name it."""
+        """Restore what was replaced since ``renew``, and return its names."""
         changed: list[str] = []
         for place in self._chosen:
             if not place.intact():

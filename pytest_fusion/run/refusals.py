@@ -1,4 +1,4 @@
-"""Whose own ``assert`` or ``raise`` an exception comes from, seen from its traceback."""
+"""Whose own ``assert`` or ``raise`` an exception comes from, found in its traceback."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ Raiser = Literal["", "launcher", "test"]
 
 _RAISE = opmap["RAISE_VARARGS"]
 _INSTALLED = ("site-packages", "dist-packages")
+# Its asserts say what a descriptor can take of a tensor (16-byte alignment, say): whoever makes one refuses the rest.
+_DESCRIPTORS = ("triton", "tools", "tensor_descriptor.py")
 
 
 def raised_by(error: BaseException, fused: Callable[..., Any]) -> Raiser:
     """Whose statement raised: the ``fused`` test's own, a launcher's, or neither.
 
-    Nobody refuses by what goes wrong in torch, Triton, this package or the standard library, nor by handling that.
+    Errors inside torch, Triton, this package or the standard library are no refusals, also when they are handled.
     """
     codes = [_raising(each) for each in _chain(error)]
     if None in codes:
@@ -39,7 +41,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _raising(error: BaseException) -> CodeType | None:
-    """The user's code whose line is the last of the traceback; ``None`` where that is another's."""
+    """The user's code at the end of the traceback; ``None`` if other code is there."""
     frames = list(traceback.walk_tb(error.__traceback__))
     if not frames:
         return None
@@ -48,7 +50,7 @@ def _raising(error: BaseException) -> CodeType | None:
 
 
 def _states(error: BaseException) -> bool:
-    """Whether the last instruction is that of a ``raise`` or of an ``assert``, and not a call, say."""
+    """Whether the last instruction is that of a ``raise`` or of an ``assert``."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
@@ -58,6 +60,8 @@ def _states(error: BaseException) -> bool:
 @cache
 def _foreign(file: str) -> bool:
     parts = Path(file).parts
+    if parts[-3:] == _DESCRIPTORS:
+        return False
     standard = parts[: len(_standard())] == _standard() and not set(_INSTALLED) & set(parts)
     return standard or file.startswith("<") or any(parts[: len(other)] == other for other in _packages())
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-# Of a graph deeper than this (a kernel that is composed of torch operations) the rest is torch's own business.
+# A deeper graph comes from a kernel composed of torch operations; the rest is torch's own.
 _MOST_NODES = 200
 
 
@@ -25,10 +25,10 @@ def nodes(ends: Iterable[torch.Tensor]) -> Iterator[Any]:
 
 
 def saved(ends: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors that ``autograd.Function``s behind ``ends`` have saved, by names like ``Norm: saved_tensors[1]``.
+    """The tensors that ``autograd.Function``s behind ``ends`` saved, by names like ``Norm: saved_tensors[1]``.
 
-    Those kept as plain attributes of ``ctx`` too. Not those of torch's own nodes, whose bits no other kernel changes
-    unless they are one of these or an input.
+    Includes plain attributes of ``ctx``. Excludes torch's own nodes: other kernels change their bits only if they are
+    one of these or an input.
     """
     found: dict[str, torch.Tensor] = {}
     for count, node in enumerate(nodes(ends)):
@@ -46,5 +46,5 @@ def saved(ends: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
 def _saved_by(node: Any) -> tuple[Any, ...]:
     try:
         return tuple(node.saved_tensors)
-    except RuntimeError:  # already freed, or changed in place where torch sees it, which backward will say
+    except RuntimeError:  # freed, or changed in place where torch sees it, which backward reports
         return ()

@@ -1,4 +1,4 @@
-"""Random calls made repeatable: a kernel on a seeded generator, and a reference with the kernel's mask."""
+"""Makes random calls repeatable: a kernel on a seeded generator, and a reference with the kernel's mask."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ import torch
 
 
 class Seeded:
-    """A kernel that draws from torch's generator, which is seeded before each call and put back after it.
-
-    Of ``calls`` in a row, made with one seeding, the last one's result is returned.
-    """
+    """A kernel with torch's generator seeded before and restored after its ``calls``; returns the last result."""
 
     def __init__(self, fused: Callable[..., Any], seed: int, calls: int = 1) -> None:
         functools.update_wrapper(self, fused)
@@ -29,9 +26,9 @@ class Seeded:
 
 
 class MaskedReference:
-    """A reference whose parameter ``name`` is given a mask, seen in the kernel's answer to the inputs ``given``.
+    """A reference that gets the kernel's mask for the inputs ``given`` as its parameter ``name``.
 
-    Raises ``ValueError`` for inputs of other shapes or with other numbers: nobody has seen what the kernel keeps there.
+    Raises ``ValueError`` for inputs of other shapes or values, for which the mask is unknown.
     """
 
     def __init__(self, reference: Callable[..., Any], name: str, mask: torch.Tensor, given: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Calls of a kernel without guards: a compiler, a capture or a stream sees the kernel alone."""
+"""Calls of a kernel without guards: a compiler, a capture or a stream sees only the kernel."""
 
 from __future__ import annotations
 
@@ -20,9 +20,8 @@ from pytest_fusion.spec.wording import first_line
 
 @contextlib.contextmanager
 def bare() -> Iterator[None]:
-    """Interpreted kernels run as they do under a check, but that their accesses are not judged: only those that leave a
-    storage do not happen, silently."""
-    # Not tracked: nobody says here what the call allocated, so stores beside a view of its own buffer were left out.
+    """Run interpreted kernels without judging accesses; those that leave a storage silently do not happen."""
+    # Not tracked: allocations are unknown here, so stores beside a view of its own buffer would be left out.
     with into(Findings(tracking=False)), posing_as_cuda(torch):
         yield
 
@@ -30,7 +29,7 @@ def bare() -> Iterator[None]:
 def called(
     fused: Callable[..., Any], arguments: Mapping[str, Any], extra: Mapping[str, Any]
 ) -> tuple[Any, Exception | None]:
-    """What one call returned, or raised. Raises ``ContextLost`` where it destroyed the CUDA context."""
+    """One call's result, or its exception. Raises ``ContextLost`` if it destroyed the CUDA context."""
     device = next((t.device for t in tensors_of(arguments)), torch.device("cpu"))
 
     def once() -> Any:

@@ -51,10 +51,7 @@ class Term:
     batch: bool = False
 
     def evaluate(self, sizes: Mapping[str, Size]) -> tuple[int, ...]:
-        """The dimensions this term stands for.
-
-        Raises ``ZeroDivisionError`` where an expression divides by a size of zero.
-        """
+        """The dimensions of this term. Raises ``ZeroDivisionError`` where an expression divides by a size of zero."""
         if self.batch or self.names == (self.text,):
             size = sizes[self.names[0]]
             return size if isinstance(size, tuple) else (size,)
@@ -78,7 +75,7 @@ def parse_expression(text: str, *, where: str = "") -> Term:
             f"cannot read dim {text!r}{place}: expected a name, an integer or an expression without blanks"
         ) from None
     names = tuple(dict.fromkeys(node.id for node in ast.walk(body) if isinstance(node, ast.Name)))
-    # A dry run on ones finds an unsupported operator at collection; a zero divisor is only found on real sizes.
+    # A dry run on ones finds an unsupported operator at collection; only real sizes can show a zero divisor.
     with contextlib.suppress(ZeroDivisionError):
         _evaluate(body, dict.fromkeys(names, 1))
     return Term(ast.unparse(body), names)
@@ -103,7 +100,7 @@ class Shape:
         return tuple(size for term in self.terms for size in term.evaluate(sizes))
 
     def axis_of(self, name: str, sizes: Mapping[str, Size]) -> int | None:
-        """The axis that carries the plain dim ``name``, or ``None``."""
+        """The axis of the plain dim ``name``, or ``None``."""
         axis = 0
         for term in self.terms:
             if not term.batch and term.text == name:
@@ -113,10 +110,9 @@ class Shape:
 
 
 def parse_shape(text: str, *, where: str = "") -> Shape:
-    """Parse a jaxtyping-like shape string; ``""`` is a 0-d tensor.
+    """Parse a jaxtyping-like shape string; ``""`` is a 0-d tensor. Raises ``SpecError``.
 
-    ``_`` is a dim of its own, ``...`` a batch of its own, ``name=4`` the integer 4. Raises ``SpecError``.
-    Anonymous dims are called ``_0``, ``_1``, ... until :func:`named_apart` ties them to an input.
+    ``_`` is a dim of its own (``_0``, ``_1``, ... until :func:`named_apart`), ``...`` a batch, and ``name=4`` a 4.
     """
     place = f" of {where}" if where else ""
     terms: list[Term] = []
@@ -149,7 +145,7 @@ def parse_shape(text: str, *, where: str = "") -> Shape:
 
 
 def named_apart(shape: Shape, owner: str) -> Shape:
-    """The shape with its anonymous dims named after their input, so that two inputs' ``_`` are two dims."""
+    """The shape with its anonymous dims named after their input, so that the ``_`` of two inputs are two dims."""
 
     def rename(term: Term) -> Term:
         if len(term.names) != 1 or term.names[0][:1] != "_" or not term.names[0][1:].isdigit():
@@ -171,12 +167,10 @@ class Dim:
 
 @checks_words(SpecError)
 def dim(min: int = 0, max: int | None = None, *, multiple_of: int | str | None = None) -> Dim:
-    """Bound a named size; the bounds hold together.
+    """Bounds of a named size, which hold together. Raises ``SpecError`` when no size satisfies them.
 
     >>> dim(1, 8192, multiple_of=8)
     Dim(min=1, max=8192, multiple_of=8)
-
-    Raises ``SpecError`` when no size satisfies the bounds.
     """
     for name, bound in (("min", min), ("max", max)):
         if not isinstance(bound, SupportsIndex) or isinstance(bound, bool):

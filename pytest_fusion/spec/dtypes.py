@@ -1,4 +1,4 @@
-"""Dtypes by name: records hold strings, torch's objects stay at the edges."""
+"""Dtypes by name; records hold these strings instead of torch's objects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.wording import did_you_mean
 
-# In the order of simplicity to which shrinking goes.
+# The simplest first: shrinking goes to the left.
 FLOATING: tuple[str, ...] = (
     "float32",
     "float16",

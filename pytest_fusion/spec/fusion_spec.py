@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -17,7 +16,7 @@ from pytest_fusion.spec.keywords import as_bench_limits
 from pytest_fusion.spec.promises import Tolerance
 from pytest_fusion.spec.random_numbers import Rng, as_outputs, as_rng, completed
 from pytest_fusion.spec.values import ValueProfile
-from pytest_fusion.spec.wording import checks_words, did_you_mean, is_slip
+from pytest_fusion.spec.wording import checks_words, did_you_mean
 
 # In ``clobbers=``: backward may overwrite the upstream gradient.
 UPSTREAM = "grad_outputs"
@@ -28,7 +27,7 @@ _test_factory: list[Callable[[FusionSpec], Callable[..., None]]] = []
 
 
 def register_test_factory(factory: Callable[[FusionSpec], Callable[..., None]]) -> None:
-    """Sets how a spec becomes a pytest test; called by the stage that knows pytest."""
+    """Set how a spec becomes a pytest test; the plugin calls this."""
     _test_factory[:] = [factory]
 
 
@@ -37,8 +36,8 @@ def register_test_factory(factory: Callable[[FusionSpec], Callable[..., None]]) 
 class FusionSpec:
     """A fused kernel, its unfused reference, and the inputs on which they must agree.
 
-    ``fused`` and ``reference`` are called with the inputs by keyword. See ``fused_equivalent`` for the keywords. Raises
-    ``SpecError`` when the parts contradict each other.
+    Both are called with the inputs by keyword. ``fused_equivalent`` explains the fields. Raises ``SpecError`` when they
+    contradict each other.
     """
 
     fused: Callable[..., Any]
@@ -56,7 +55,7 @@ class FusionSpec:
     clobbers: str | Sequence[str] = ()
     rejects: type[BaseException] | Sequence[type[BaseException]] = ()
     max_launches: int | None = None
-    # Recompilations over a sweep of sizes; asking for a bound switches the check `compile` on.
+    # Recompilations over a sweep of sizes; a bound switches the check `compile` on.
     max_recompiles: int | None = None
     compile: bool = False
     # The call waits for the device, on purpose.
@@ -68,11 +67,11 @@ class FusionSpec:
     # Hazards fail the test; ``None``: as --fusion-strict says.
     strict: bool | None = None
     bench: Sequence[Mapping[str, Any]] | Mapping[str, Any] = ()
-    # Outputs of a few pinned cases are kept with the baseline of --fusion-bench.
+    # Store outputs of a few pinned cases with the baseline of --fusion-bench.
     golden: bool = False
     bench_limits: Mapping[str, Any] = field(default_factory=dict)
     requires: Any = ()
-    # Parameters of a decorated test that are fixtures or parametrizations: not inputs, but known to both functions.
+    # Parameters of a decorated test that are fixtures or parametrizations: no inputs, but known to both functions.
     fixtures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -124,7 +123,7 @@ class FusionSpec:
 
     @property
     def invariant_configs(self) -> bool:
-        """Whether every autotune config promises the same bits: ``"configs"`` in ``invariant``, unless a dim's name."""
+        """Whether every autotune config promises the same bits (``"configs"`` in ``invariant``, no dim's name)."""
         return "configs" in self.invariant and "configs" not in self.dim_names
 
     @property
@@ -240,28 +239,9 @@ class FusionSpec:
                 )
             if name in self.batch_names:
                 raise SpecError(f"{self.name}: '*{name}' stands for several dimensions and cannot be bounded by dim()")
-        self._check_spelling()
         for name in self.invariant_dims:
             if name not in used:
                 raise SpecError(f"{self.name}: invariant={name!r} names no dim{did_you_mean(name, used)}")
-
-    def _check_spelling(self) -> None:
-        """A dim that occurs once, and another that no input has beside it, one slip of a finger apart."""
-        shapes = [(name, spec.shape) for name, spec in self.tensors.items()]
-        named = Counter(dim for _, shape in shapes for term in shape.terms for dim in term.names)
-        named.update(need for spec in self.derived.values() for need in spec.needs)
-        named.update(
-            [*self.dims, *self.invariant_dims, *(b for s in self.tensors.values() for b in _bound_names(s.values))]
-        )
-        for name, shape in shapes:
-            for own in shape.names:
-                for other in self.dim_names:
-                    together = any({own, other} <= set(one.names) for _, one in shapes)
-                    if named[own] == 1 and not together and is_slip(own, other):
-                        raise SpecError(
-                            f"{self.name}: the dim {own!r}, in {name!r} alone, is spelled nearly as {other!r}; write "
-                            "one word for one size, and for two sizes two that differ more"
-                        )
 
     def _forbid_batch(self, names: Iterable[str], where: str) -> None:
         for name in set(names) & set(self.batch_names):
@@ -292,10 +272,7 @@ class FusionSpec:
                 del waiting[name]
 
     def _check_ambiguous(self) -> None:
-        """A name that is a dim's and an input's, where anybody may take the one for the other.
-
-        A tensor that is called as an axis, often its own, confuses nobody, nor does an input derived from its dim.
-        """
+        """Raises where a dim and an input share a name, unless it is a tensor or derived and no other needs it."""
         for name in self.dim_names:
             if name not in self.inputs:
                 continue
@@ -309,11 +286,9 @@ class FusionSpec:
             raise SpecError(f"{self.name}: {name!r} is the name of a dim and of an input{why}. Rename the dim")
 
     def _narrowed(self) -> dict[str, Dim]:
-        """The bounds, those of a dim narrowed by the dims that are multiples of it; raises where no size is left.
-
-        Without this, ``heads=dim(1, 32, multiple_of="kv_heads")`` would reject nearly every case: most sizes of
-        ``kv_heads`` have no multiple from 1 to 32.
-        """
+        """The bounds, each dim's narrowed by its multiples; raises where no size is left."""
+        # Else ``heads=dim(1, 32, multiple_of="kv_heads")`` rejects nearly every case: few ``kv_heads`` have multiples
+        # up to 32.
         bounds = {name: self.bound(name) for name in self.dim_order}
         for name in reversed(self.dim_order):
             own = bounds[name]
@@ -321,7 +296,7 @@ class FusionSpec:
                 continue
             base = parse_expression(own.multiple_of).text
             if base not in bounds or own.max == 0:
-                continue  # an expression, whose values are only known case by case, or nothing but 0, a multiple of all
+                continue  # an expression is known case by case, and 0 is a multiple of all
             other = bounds[base]
             low = max(other.min, 1) if own.min else other.min
             high = other.max if own.max is None else own.max if other.max is None else min(own.max, other.max)
@@ -338,7 +313,7 @@ class FusionSpec:
 
     @property
     def dim_order(self) -> tuple[str, ...]:
-        """Dims in an order in which ``multiple_of`` refers backwards; raises on a cycle."""
+        """Dims ordered so that ``multiple_of`` refers backwards; raises on a cycle."""
         order: list[str] = []
         pending = [name for name in self.dim_names if name not in self.batch_names]
         while pending:
@@ -409,7 +384,7 @@ class FusionSpec:
             )
 
     def _check_deterministic(self, given: Any) -> None:
-        """Raises for anything but a dict from names to bools; whether outputs have these names is seen in a run."""
+        """Raises for anything but a dict from names to bools; a run checks that outputs have these names."""
         if not isinstance(given, Mapping):
             raise SpecError(
                 f"{self.name}: deterministic={given!r}; expected True, False or a dict such as {{'out': False}}"
@@ -430,7 +405,7 @@ def _bound_names(values: Any) -> tuple[str, ...]:
 
 
 def _may_have_gradient(declared: Any) -> bool:
-    """Whether an input may be a floating tensor; what is derived or drawn may be anything."""
+    """Whether an input may be a floating tensor; derived and drawn ones may be anything."""
     inner = unwrap(declared)
     if isinstance(inner, ConstantSpec):
         return bool(getattr(getattr(inner.value, "dtype", None), "is_floating_point", False))

@@ -14,7 +14,7 @@ from pytest_fusion.spec.dtypes import FLOATING, normalise_dtypes
 from pytest_fusion.spec.values import ValueProfile
 from pytest_fusion.spec.wording import checks_words, did_you_mean
 
-# The order is the order of simplicity: shrinking goes to the left.
+# The simplest first: shrinking goes to the left.
 LAYOUTS: tuple[str, ...] = ("contiguous", "padded", "transposed", "step", "unflattenable", "expanded", "offset")
 
 
@@ -48,12 +48,12 @@ def tensor(
     values: ValueProfile | Callable[..., Any] | str | None = None,
     layouts: Sequence[str] | str | None = None,
 ) -> TensorSpec:
-    """Describe a tensor input.
+    """A tensor input. Raises ``SpecError``.
 
     ``dims`` is a shape string: names, integers, ``2*half``, ``seq+1``, a leading ``*batch``; ``""`` is 0-d. Equal names
-    are equal sizes. ``dtype=None`` is the case's floating dtype, a torch dtype fixes it, a sequence is drawn from.
-    ``values`` is a profile of ``pytest_fusion.values`` or a function of ``(shape, dtype, generator)`` that returns a
-    tensor, or the name of a profile that a plugin gives. ``layouts`` names what may be drawn. Raises ``SpecError``.
+    are equal sizes. ``dtype``: a torch dtype or a sequence to draw from; ``None`` is the case's floating dtype.
+    ``values``: a profile of ``pytest_fusion.values``, the name of a plugin's profile, or a function of ``(shape, dtype,
+    generator)`` that returns a tensor. ``layouts``: those that may be drawn.
     """
     if isinstance(dims, int):
         dims = str(dims)
@@ -112,8 +112,8 @@ class DerivedSpec:
 def derived(function: Callable[..., Any]) -> DerivedSpec:
     """Compute an input from what the function's parameters name: other inputs, dims, ``generator``, ``dtype``.
 
-    ``dtype`` is the case's floating torch dtype, unless an input or a dim has that name. Parameters with a default that
-    name no input, dim or ``generator`` keep their default.
+    ``dtype`` is the case's floating torch dtype, unless an input or a dim has that name. Parameters that name nothing
+    must have a default, and keep it.
     """
     if not callable(function):
         raise SpecError(f"derived({function!r}): expected a function of other inputs, dims, 'generator' or 'dtype'")
@@ -185,6 +185,6 @@ def unwrap(spec: InputSpec) -> InputSpec:
 
 
 def may_index(declared: InputSpec) -> bool:
-    """Whether an input may hold indices of another one: integers, or what a function of the user computes."""
+    """Whether an input may hold indices of another one: integers, or what a user's function computes."""
     inner = unwrap(declared)
     return isinstance(inner, DerivedSpec) or (isinstance(inner, TensorSpec) and not inner.may_float())

@@ -1,4 +1,4 @@
-"""Keywords of a spec in one form each, and inputs from annotations; what a keyword cannot take is refused."""
+"""Keywords of a spec in one form each, and inputs from annotations; a wrong value raises ``SpecError``."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def count(value: Any, where: str, keyword: str) -> int | None:
 
 
 def reasons(value: Any, where: str, keyword: str, example: str) -> dict[str, str]:
-    """Why each of some checks is left out, or each of some findings accepted; every report repeats the reason."""
+    """The reason for each check left out, or each finding accepted; every report repeats it."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -85,7 +85,7 @@ def inputs(value: Any, where: str) -> dict[str, Any]:
 
 
 def entries(value: Any) -> tuple[Any, ...]:
-    """Sizes to measure, one after the other; what each of them is, who measures them knows."""
+    """The entries of ``bench=`` as a tuple; ``bench/`` interprets them."""
     if value is None:
         return ()
     return tuple(value) if isinstance(value, Iterable) and not isinstance(value, Mapping | str) else (value,)
@@ -133,10 +133,7 @@ def _dtype_of(annotation: Any) -> Any:
 
 
 def inputs_from_annotations(function: Callable[..., Any]) -> dict[str, InputSpec]:
-    """Input specs of the parameters annotated like ``x: Float[Tensor, "rows hidden"]`` (or that ``| None``).
-
-    Other parameters are not inputs. Raises ``SpecError`` when the annotations cannot be evaluated.
-    """
+    """Input specs of parameters like ``x: Float[Tensor, "rows hidden"]`` or that ``| None``; raises ``SpecError``."""
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except Exception as error:  # noqa: BLE001 - evaluating an annotation runs anything
@@ -166,9 +163,9 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
 def as_bench_limits(given: Any, name: str) -> dict[str, float]:
-    """``given`` with numbers for all values: a ratio, a share, bytes. ``name`` is the spec's, for messages.
+    """Limits as numbers: a ratio, a share, bytes. ``name`` is the spec's, for messages.
 
-    Raises ``SpecError`` for what is no mapping, a name that is none, and a value that cannot be met or always is.
+    Raises ``SpecError`` for anything but a mapping, an unknown name, and a limit that is never or always met.
     """
     if not isinstance(given, Mapping):
         raise SpecError(f"{name}: bench_limits={given!r}; expected a dict such as {{'latency_ratio': 0.5}}")

@@ -13,10 +13,7 @@ from pytest_fusion.spec.wording import checks_words
 @checks_words(SpecError)
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """A fixed tolerance, for people who insist: ``|fused - reference| <= atol + rtol * |reference|``.
-
-    ``tolerance="auto"`` derives the allowed error from the reference's own rounding and needs no numbers.
-    """
+    """A fixed tolerance instead of the oracle's (``"auto"``): ``|fused - reference| <= atol + rtol * |reference|``."""
 
     rtol: float = 0.0
     atol: float = 0.0

@@ -13,20 +13,14 @@ from pytest_fusion.spec.dims import Shape, parse_shape
 from pytest_fusion.spec.inputs import InputSpec
 from pytest_fusion.spec.wording import checks_words, did_you_mean
 
-# What the reference's parameter and the input are called where nobody says otherwise; ``p`` as in torch.
+# Default names of the reference's parameter and of the input; ``p`` as in torch.
 MASK = "mask"
 _PROBABILITIES = ("p", "dropout_p")
 
 
 @dataclass(frozen=True, slots=True)
 class Rng:
-    """Where a kernel's random numbers come from, and how the reference learns of them.
-
-    ``seed`` is the input that seeds the kernel, ``None`` for torch's own generator. ``p`` is the probability to drop:
-    an input's name, a number, or a function of inputs; ``None`` where nobody knows. ``mask`` is the reference's
-    parameter that receives which elements the kernel keeps, ``dims`` its shape where that is not an output's, and
-    ``recover`` a function of inputs that returns the kernel's mask where no output shows it.
-    """
+    """Where a kernel's random numbers come from, and how the reference gets its mask; `rng` explains the fields."""
 
     seed: str | None = None
     p: str | float | Callable[..., float] | None = None
@@ -44,15 +38,14 @@ def rng(
     dims: str | None = None,
     recover: Callable[..., Any] | None = None,
 ) -> Rng:
-    """Describe the random numbers of a kernel, for ``rng=``; ``rng="seed"`` is short for ``rng=rng("seed")``.
+    """The random numbers of a kernel, for ``rng=``; ``rng="seed"`` is ``rng=rng("seed")``. Raises ``SpecError``.
 
-    ``seed`` names the input that seeds the kernel, a whole number or an integer tensor; any number from 0 to 2^31 - 1
-    must do. Without it the kernel draws from torch's generator, which is seeded before each call. ``p`` is the
-    probability to drop an element: an input's name, a number, or a function of inputs (``p=lambda keep: 1 - keep``).
-    ``mask`` is the parameter by which the reference receives the mask, True where it did; one called
-    ``mask`` is found by itself. ``dims`` is the mask's shape, such as ``"rows 1"``, where one draw decides about
-    several elements. ``recover`` takes inputs by name and returns the kernel's mask, for kernels whose outputs do not
-    show it element by element. Raises ``SpecError``.
+    ``seed``: the input that seeds the kernel, a whole number or an integer tensor; any number from 0 to 2^31 - 1 must
+    work. Without it the kernel draws from torch's generator, which is seeded before each call. ``p``: the probability
+    to drop an element, as an input's name, a number, or a function of inputs (``p=lambda keep: 1 - keep``). ``mask``:
+    the reference's parameter for the mask, True where the kernel keeps an element; one called ``mask`` is the default.
+    ``dims``: the mask's shape, such as ``"rows 1"``, where one draw decides for several elements. ``recover``: a
+    function of inputs that returns the kernel's mask, for outputs that do not show it element by element.
     """
     if isinstance(p, bool) or (isinstance(p, int | float) and not 0 <= p <= 1):
         raise SpecError(f"rng(p={p!r}): expected a probability from 0 to 1, an input's name or a function of inputs")
@@ -84,10 +77,7 @@ def completed(
     known: Iterable[str],
     reference: Mapping[str, inspect.Parameter] | None,
 ) -> Rng:
-    """The same with the names that go without saying; raises ``SpecError`` where one names nothing.
-
-    ``known`` are inputs and fixtures, ``reference`` the reference's parameters where it tells them.
-    """
+    """``own`` with default names. Raises ``SpecError`` for a name that is no input or no parameter of ``reference``."""
     known = set(known)
     for keyword, name in (("seed", own.seed), ("p", own.p)):
         if isinstance(name, str) and name not in inputs:
@@ -112,7 +102,7 @@ def completed(
 
 
 def as_outputs(value: bool | str | Sequence[str], where: str) -> tuple[str, ...]:
-    """The outputs that ``distribution=`` names, as reports name them; ``True`` is a lone result."""
+    """The outputs that ``distribution=`` names, as in reports; ``True`` is a lone result."""
     if isinstance(value, bool):
         return ("out",) if value else ()
     return keywords.names(value, where, "distribution")

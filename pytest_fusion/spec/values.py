@@ -1,7 +1,4 @@
-"""Value profiles: which numbers a tensor may hold, as plain descriptions that `case/` turns into elements.
-
-A bound may be a number or a dim expression (``"vocab"``, ``"2*half"``), resolved per case.
-"""
+"""Value profiles: which numbers a tensor may hold. A bound is a number or a dim expression (``"2*half"``)."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.wording import checks_words
 
 Bound = int | float | str
-# Of (shape, dtype, generator), which returns a tensor.
+# From (shape, dtype, generator) to a tensor.
 Function = Callable[..., Any]
 
 

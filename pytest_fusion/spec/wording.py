@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
-import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -16,9 +15,6 @@ _Called = TypeVar("_Called", bound=Callable[..., Any])
 
 # The most characters of one line of another package's exception.
 _LONGEST_LINE = 500
-
-# Words of fewer differ by as few letters: rows and tows.
-_FEWEST_LETTERS = 4
 
 # On a full card contexts, kernels and the handles of libraries cannot be loaded either. None of these asks torch's
 # allocator, which alone raises torch's OutOfMemoryError.
@@ -31,15 +27,12 @@ _OUT_OF_MEMORY = (
 
 
 def not_modelled(error: BaseException | None) -> NotModelledError | None:
-    """The refusal of the CPU lane that an exception, or one of those it came from, is."""
+    """The `NotModelledError` among an exception and those it came from."""
     return next((one for one in _origins(error) if isinstance(one, NotModelledError)), None)
 
 
 def raised_by_filter(error: BaseException | None) -> str | None:
-    """The line of a warnings filter that lets the warning pass which an exception, or one that it came from, is.
-
-    ``None`` where it is none, or no filter of now makes its kind an error.
-    """
+    """The filter line that lets pass a warning that a filter made an error; ``None`` where it is none."""
     for one in _origins(error):
         if isinstance(one, Warning) and _made_error(one):
             kind = type(one)
@@ -49,7 +42,7 @@ def raised_by_filter(error: BaseException | None) -> str | None:
 
 
 def _made_error(warning: Warning) -> bool:
-    """Whether the first filter that matches this warning makes it an error. Its module is not known here."""
+    """Whether the first filter that matches this warning makes it an error, in whatever module."""
     for action, message, category, module, _ in warnings.filters:
         if isinstance(warning, category) and (message is None or message.match(words(warning))):
             if action == "error":
@@ -97,30 +90,6 @@ def brief(error: BaseException) -> str:
 def is_near(word: str, known: Iterable[str]) -> bool:
     """Whether something close to ``word`` is known."""
     return bool(difflib.get_close_matches(word, known))
-
-
-def is_slip(word: str, other: str) -> bool:
-    """Whether two words differ by letters inside of one of their parts: one other, two exchanged, one or two more.
-
-    Ends are left out, as in ``rows_q`` and ``rows_k`` or ``head`` and ``heads``, and so are parts of few letters.
-    """
-    pairs = [pair for pair in itertools.zip_longest(word.split("_"), other.split("_")) if pair[0] != pair[1]]
-    if len(pairs) != 1 or None in pairs[0]:
-        return False
-    short, long = sorted(pairs[0], key=len)
-    first = _alike(short, long)
-    last = _alike(short[first:][::-1], long[first:][::-1])
-    if not (short + long).isalpha() or not first or not last or len(short) < _FEWEST_LETTERS:
-        return False
-    ours, theirs = short[first : len(short) - last], long[first : len(long) - last]
-    if not ours:
-        return len(theirs) <= 2
-    return len(theirs) == len(ours) <= 2 and len(short) > _FEWEST_LETTERS and (len(ours) == 1 or ours == theirs[::-1])
-
-
-def _alike(word: str, other: str) -> int:
-    """How many letters two words have in common at their beginning."""
-    return next((at for at, pair in enumerate(zip(word, other, strict=False)) if len(set(pair)) > 1), len(word))
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""The part of check ``gradients`` that costs more calls: modes, a second branch, second derivatives, orders."""
+"""The part of check ``gradients`` that costs more calls: modes, second derivatives, orders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from pytest_fusion import interpreter
-from pytest_fusion.case.case_model import Case, Layout, TensorCase
+from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.checks.context import CaseResult
 from pytest_fusion.run import saved_tensors
 from tests.checks.judged import concluded, hazards, of_x
@@ -220,53 +220,6 @@ def test_an_input_handed_back_requires_grad_in_every_mode(judge_one: Any) -> Non
 
     failure = judge_one(fresh, reference, grad=True, again=True).failure
     assert failure.identity == "gradients:no_grad:graph"
-
-
-class OfLeaf(Silu):
-    """Adds its gradient to the leaf's own where it believes to see one."""
-
-    @staticmethod
-    def forward(ctx: Any, x: T) -> T:
-        ctx.leaf = x.is_leaf
-        return Silu.forward(ctx, x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: T) -> Any:
-        dx = Silu.backward(ctx, *gradients)
-        return dx if ctx.leaf else dx * 2
-
-
-@pytest.mark.slow
-def test_an_input_that_is_a_result_and_used_twice_gets_the_right_sum(judge_one: Any) -> None:
-    """A kernel that is right for leaves alone fails; composed ones that read their input several times pass."""
-    failure = judge_one(of_x(OfLeaf), silu, grad=True, again=True, case=CASES[3]).failure
-    assert failure.identity == "gradients:branch:dx"
-
-    def thrice(x: T) -> T:
-        return x * torch.sigmoid(x) + x * 0.1 + torch.tanh(x) * x
-
-    for case in CASES:
-        evidence(judge_one(thrice, thrice, grad=True, again=True, case=case))
-
-
-class ByStride(Silu):
-    """Multiplies in another order where a row's stride is 1, as code that Triton compiles for it may."""
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: T) -> Any:
-        (x,) = ctx.saved_tensors
-        s = torch.sigmoid(x)
-        slope = 1 + x * (1 - s)
-        return gradients[0] * (s * slope) if x.stride(0) == 1 else (gradients[0] * s) * slope
-
-
-@pytest.mark.slow
-def test_an_input_used_twice_keeps_its_strides(judge_one: Any) -> None:
-    """Of one row any stride will do, so a view of it gets another, and the kernel's honest gradient other bits."""
-    x = TensorCase("float32", Layout("transposed"))
-    for case in CASES:
-        one_row = Case({"rows": 1, "hidden": 7}, "float32", {"x": x}, seed=case.seed)
-        evidence(judge_one(of_x(ByStride), silu, grad=True, again=True, case=one_row))
 
 
 def test_few_cases_are_asked(judge_one: Any) -> None:

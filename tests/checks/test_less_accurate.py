@@ -100,3 +100,75 @@ def test_a_test_passes_with_the_hazard_among_its_findings(examine: Any) -> None:
         assert record.verdict == verdict, record.message
         (found,) = record.findings
         assert (found["code"], found["level"], record.grade) == ("less-accurate", "hazard", "C")
+
+
+def gated(q: T, k: T, g: T) -> T:
+    state, out = torch.zeros_like(k[0]), []
+    for step in range(len(k)):
+        state = state * g[step].exp() + k[step]
+        out.append(q[step] * state)
+    return torch.stack(out)
+
+
+class Gated(torch.autograd.Function):
+    """The gradient of the gates as sums of ``q * dq - k * dk``, of which ``part`` is taken."""
+
+    @staticmethod
+    def forward(ctx: Any, q: T, k: T, g: T, part: float) -> T:
+        ctx.save_for_backward(q, k, g)
+        ctx.part = part
+        return gated(q, k, g)
+
+    @staticmethod
+    def backward(ctx: Any, *given: T) -> tuple[T, T, T, None]:
+        (q, k, g), up = ctx.saved_tensors, given[0]
+        with torch.enable_grad():
+            leaves = [t.detach().requires_grad_() for t in (q, k)]
+            dq, dk = torch.autograd.grad(gated(*leaves, g), leaves, up)
+        terms = q * dq - ctx.part * k * dk
+        return dq, dk, terms.flip(0).cumsum(0).flip(0), None
+
+
+GATES = {name: tensor("steps n") for name in "qkg"}
+
+
+@pytest.mark.parametrize("steps", [1, 6])
+def test_a_gradient_that_cancels_is_not_wrong(judge_one: Any, steps: int) -> None:
+    """The gate of the first step has no state to decay: its gradient is 0 in the reference, and a rounding here."""
+    tensors, found = {name: TensorCase("float32") for name in GATES}, set()
+    # Two that require all gradients, for a random upstream one.
+    for seed in (2, 5):
+        case = Case({"steps": steps, "n": 48}, "float32", tensors, seed=seed)
+        result = judge_one(lambda q, k, g: Gated.apply(q, k, g, 1.0), gated, GATES, case=case, grad=True)
+        assert result.failure is None, result.failure.reason
+        found |= {hazard.output for hazard in hazards(result)}
+        wrong = judge_one(lambda q, k, g: Gated.apply(q, k, g, 0.999), gated, GATES, case=case, grad=True)
+        assert wrong.failure.identity == "gradients:g:finite"
+    assert found == {"dg"}
+
+
+def projected(x: T, y: T) -> T:
+    return ((x.float() @ y.float().mT * 2.0**-20) @ y.float()).to(x.dtype)
+
+
+def scaled_last(x: T, y: T, stored: Any) -> T:
+    """What is ``stored`` between the two products passes the range of float16 without the scale."""
+    return (stored(x.float() @ y.float().mT) @ y.float() * 2.0**-20).to(x.dtype)
+
+
+def test_a_product_that_overflows_in_float16_is_less_accurate_and_a_square_is_wrong(judge_one: Any) -> None:
+    """torch's own product is infinite there, and a second one takes 16 bits; a kernel has no reason to square so."""
+    tensors = {name: TensorCase("float16", regime="hundred") for name in "xy"}
+    case = Case({"rows": 24, "hidden": 48}, "float16", tensors, seed=3)
+    result = judge_one(lambda x, y: scaled_last(x, y, lambda t: t.half().float()), projected, INPUTS, case=case)
+    assert result.failure is None, result.failure.reason
+    (found,) = hazards(result)
+    assert (found.code, found.evidence.statistic) == ("less-accurate", "nonfinite")
+    small = Case({"rows": 24, "hidden": 48}, "float16", {name: TensorCase("float16") for name in "xy"}, seed=3)
+    wrong = judge_one(lambda x, y: scaled_last(x, y, lambda t: t / (t < 9)), projected, INPUTS, case=small)
+    assert wrong.failure.identity == "values:out:nonfinite"
+    squares = judge_one(
+        lambda x, y: (x * x * y).sqrt() / 64, lambda x, y: (x.float() ** 2 * y.abs()).sqrt().to(x.dtype) / 64, INPUTS,
+        case=case,
+    )  # fmt: skip
+    assert squares.failure.identity == "values:out:nonfinite"

@@ -33,9 +33,17 @@ def by_lookup(x: T) -> T:
     return x * scale
 
 
+def by_descriptor(x: T) -> T:
+    descriptors = pytest.importorskip("triton.tools.tensor_descriptor")
+    if x.numel():
+        descriptors.TensorDescriptor.from_tensor(x.reshape(-1), [16])
+    return x * 2
+
+
 @pytest.mark.parametrize(
     ("fused", "kind", "text"),
     [
+        (by_descriptor, "AssertionError", "base must be 16-byte aligned (in test_refused.py:by_descriptor)"),
         (of_last_stride, "AssertionError", "the last dim must be contiguous"),
         (by_lookup, "NotImplementedError", "so many rows"),
     ],
@@ -70,6 +78,59 @@ def test_refusing_every_case_is_wrong(examine: Any) -> None:
     record = examine(fused, double, cases=6)
     assert (record.verdict, record.failed_check) == ("fail", "error")
     assert "a kernel that refuses everything" in record.message
+
+
+class Halves(torch.autograd.Function):
+    """Doubles, and refuses in backward what ``accepts`` is false of."""
+
+    @staticmethod
+    def forward(ctx: Any, x: T, accepts: Any) -> T:
+        ctx.x, ctx.accepts = x, accepts
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: T) -> tuple[T, None]:
+        assert ctx.accepts(ctx.x)
+        return upstream[0] * 2, None
+
+
+class Strict(torch.autograd.Function):
+    """Doubles, for upstream gradients that are contiguous."""
+
+    @staticmethod
+    def forward(_: Any, x: T) -> T:
+        return x * 2
+
+    @staticmethod
+    def backward(_: Any, *upstream: T) -> T:
+        assert upstream[0].is_contiguous(), "the upstream gradient must be contiguous"
+        return upstream[0] * 2
+
+
+def test_a_refusal_of_backwards_launcher_is_the_same_hazard(examine: Any) -> None:
+    """Results are judged, and gradients of the cases that are not refused."""
+    record = examine(lambda x: Halves.apply(x, lambda x: x.is_contiguous()), double, cases=30, grad=True)
+    assert record.verdict == "pass", record.message
+    (found,) = (each for each in hazards(record) if each["code"] == "refuses")
+    assert "rejects=AssertionError" in found["message"]
+
+
+def test_a_backward_that_refuses_every_case_is_wrong(examine: Any) -> None:
+    """It has no gradients at all."""
+    record = examine(lambda x: Halves.apply(x, lambda x: False), double, cases=12, grad=True)
+    assert (record.verdict, record.failed_check) == ("fail", "error")
+    assert "backward refuses every case" in record.message
+
+
+def test_an_assertion_on_the_upstream_gradient_is_a_refusal_too(examine: Any) -> None:
+    """Its layout is the caller's, as that of an input is."""
+
+    def fused(x: T) -> T:
+        return Strict.apply(x)
+
+    record = examine(fused, double, cases=30, grad=True)
+    assert record.verdict == "pass", record.message
+    assert "refuses" in [found["code"] for found in hazards(record)]
 
 
 @triton.jit

@@ -78,6 +78,8 @@ def test_other_dtypes_are_compared_too(judge_one: Any, dtype: str) -> None:
 
 NAN = Case({"rows": 8, "hidden": 7}, "float32", {"x": TensorCase("float32", regime="nan")}, seed=1)
 INF = NAN.with_tensor("x", regime="inf")
+BOTH = INF.with_(seed=2)  # both infinities
+PLAIN = NAN.with_tensor("x", regime="unit")
 
 
 def doubled(x: T) -> T:
@@ -89,7 +91,13 @@ NON_FINITE = {
     "NaN lost": (lambda x: x.nan_to_num() * 2, doubled, NAN, "nan-swallowed"),
     "infinity lost": (lambda x: x.clamp(-1e3, 1e3) * 2, doubled, INF, "nan-swallowed"),
     "infinity for NaN": (lambda x: x.nan_to_num(nan=torch.inf) * 2, doubled, NAN, "nan-swallowed"),
-    "NaN for infinity": (lambda x: (x - x) + x * 2, doubled, INF, "values:out:nonfinite"),
+    "NaN for infinity": (lambda x: (x - x) + x.abs() * 2, lambda x: x.abs() * 2, INF, "nan-swallowed"),
+    "NaN for minus infinity": (
+        lambda x: (x.abs() * 0).log() * 0, lambda x: (x.abs() * 0).log(), PLAIN, "values:out:nonfinite"
+    ),
+    "NaN for minus infinity, of infinite inputs": (
+        lambda x: (x - x) - x.abs() * 2, lambda x: -x.abs() * 2, BOTH, "nan-swallowed"
+    ),
     "infinity of the other sign": (lambda x: torch.where(x.isinf(), -x, x) * 2, doubled, INF, "values:out:nonfinite"),
     "lost and made": (
         lambda x: torch.cat([x[:4].nan_to_num(), x[4:] * torch.nan]) * 2, doubled, NAN, "values:out:nonfinite"

@@ -112,24 +112,6 @@ def test_large_values_at_a_partial_tile_are_no_overflow(
     assert found.cause in causes, found
 
 
-def taken_in_order(x: T) -> tuple[T, T]:
-    order = torch.sort(x[:, 0], stable=True).indices
-    return x[order], order
-
-
-def taken_backwards(x: T) -> tuple[T, T]:
-    order = torch.sort(-x[:, 0], stable=True).indices
-    return x[order], order
-
-
-def test_rows_that_are_moved_are_named_beside_their_places(lab_of: Any) -> None:
-    """Places are whole numbers, which tell little of each other; the rows that were taken tell it all."""
-    inputs = {"x": tensor("rows n", values=values.normal())}
-    lab = lab_of(taken_backwards, taken_in_order, inputs, {"dim rows": 5, "dim n": 3}, dtypes="float32")
-    found = diagnose(lab)
-    assert (found.cause, "are right ones of other indices" in found.evidence[0]) == ("wrong-index-map", True), found
-
-
 def normed(x: T) -> T:
     return (x - x.mean(-1, keepdim=True)) * torch.rsqrt(x.var(-1, keepdim=True, correction=0) + 1e-5)
 

@@ -401,6 +401,29 @@ def test_a_sum_by_atomics_passes(tmp_path: Path) -> None:
     assert examine(bins_spec("atomics"), seed=0, root=tmp_path).verdict == "pass"
 
 
+@triton.jit
+def doubled_in_place(x, row, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.arange(0, BLOCK)
+    own = x + tl.program_id(0) * row + at
+    tl.store(own, tl.load(own, mask=at < n) * 2, mask=at < n)
+
+
+@pytest.mark.parametrize("layout", ["transposed", "contiguous"])
+def test_a_race_that_contiguous_tensors_do_not_have_is_one_of_strides(tmp_path: Path, layout: str) -> None:
+    """Rows of one column's stride overlap: programs load what others store, and the tensor's layout is why."""
+
+    def fused(x: T) -> T:
+        out = x.clone()
+        doubled_in_place[(len(x),)](out, out.stride(0), x.shape[1], BLOCK=triton.next_power_of_2(x.shape[1]))
+        return out
+
+    spec = FusionSpec(fused=fused, reference=double, inputs={"x": tensor("rows n", layouts=(layout,))},
+                      dtypes="float32", dims={"rows": dim(1, 8), "n": dim(1, 8)}, name="doubled")  # fmt: skip
+    record = examine(spec, seed=0, root=tmp_path, first=True)
+    wanted = ("repeat", "ignores-strides") if layout == "transposed" else (None, None)
+    assert (record.failed_check, record.cause) == wanted, record.message
+
+
 @pytest.mark.parametrize(("rows", "share"), [(17, 3.0), (33, 4.0)])
 def test_an_error_that_one_slice_bears_is_no_wrong_index(lab_of: Any, rows: int, share: float) -> None:
     """Each row's sum is right by what is allowed of a single number, all together are not: no row takes another's."""

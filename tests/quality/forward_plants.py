@@ -121,7 +121,7 @@ FORWARD: tuple[Plant, ...] = (
         ("log-of-sigmoid", "D7", 117, VALUES, "missing-max-subtraction unexplained", [(1,)]),
     ]),
     *group("activation", partial(activation.make_spec, "negative_reciprocal"), "n", [
-        ("zero-minus-x", "D7", 115, VALUES, "unexplained zero-value", [(1,)]),
+        ("zero-minus-x", "D7", 115, VALUES, "unexplained", [(1,)]),
     ]),
     *group("activation", partial(activation.make_spec, "clipped"), "n", [
         ("other-bound", "H1", None, VALUES, "unexplained", [(1,)]),
@@ -211,7 +211,7 @@ FORWARD: tuple[Plant, ...] = (
         ("keeps-the-sign", "D1", None, VALUES, "unexplained overflow", [(1,)]),
     ]),
     *group("entropy", entropy.make_spec, "rows classes", [
-        ("zero-times-infinity", "D7", None, VALUES, "unexplained zero-value", [(1, 2)]),
+        ("zero-times-infinity", "D7", None, VALUES, "unexplained", [(1, 2)]),
     ]),
     *group("gate", gate.make_spec, "tokens experts", [
         ("pads-with-zero", "B2", 37, VALUES, "wrong-neutral-element tail-mask", [(1, 3)]),

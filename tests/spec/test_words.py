@@ -10,7 +10,6 @@ import pytest
 from pytest_fusion import FusionSpec, SpecError, Tolerance, canary, dim, fused_equivalent, tensor, values
 from pytest_fusion.canary import Policy
 from pytest_fusion.errors import CanaryError
-from pytest_fusion.spec.wording import is_slip
 
 
 @pytest.mark.parametrize(
@@ -37,45 +36,6 @@ def test_a_wrong_argument_names_the_right_word(call: Callable[[], Any], error: t
     with pytest.raises(error) as caught:
         call()
     assert line in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("dims", "other", "slip"),
-    [
-        ("rows cols", "rows colums", True),
-        ("rows hidden", "rows hiden", True),
-        ("rows hidden", "rows hdiden", True),
-        ("rows block_size", "rows block_sise", False),  # a part of four letters may differ by one
-        ("rows hidden", "rows hibden", True),
-        ("rows_q dim", "rows_k dim", False),
-        ("seq head", "seq heads", False),
-        ("m k", "k n", False),
-        ("rows cols colums", "rows", False),  # side by side they are two
-        ("rows colums", "rows colums cols", False),
-    ],
-)
-def test_dims_spelled_nearly_alike_are_one_misspelled(dims: str, other: str, slip: bool) -> None:
-    """A dim that occurs once, one slip from another that it never stands beside."""
-
-    def make() -> FusionSpec:
-        return FusionSpec(
-            name="add", fused=lambda x, y: x, reference=lambda x, y: x, inputs={"x": tensor(dims), "y": tensor(other)}
-        )
-
-    if not slip:
-        make()
-        return
-    with pytest.raises(SpecError, match=r"add: the dim '.*', in 'x' alone, is spelled nearly as"):
-        make()
-
-
-def test_two_letters_of_one_part_may_be_left_out() -> None:
-    """The other parts are equal; a dim with bounds of its own is meant."""
-    assert is_slip("num_colums", "num_cols")
-    assert not is_slip("num_cols", "number_cols")
-    inputs = {"x": tensor("rows cols"), "y": tensor("rows colums")}
-    meant = {"colums": dim(1, 4), "cols": dim(1, 8)}
-    FusionSpec(fused=lambda x, y: x, reference=lambda x, y: x, inputs=inputs, dims=meant)
 
 
 @pytest.mark.parametrize("dims", ["rows in", "rows 2*is", "*in rows", "None"])

@@ -1,4 +1,4 @@
-"""The content of a baseline file: required keys, keys of other versions, and its text, which suits diffs."""
+"""The content of a baseline file: required keys, keys of other versions, and a text that suits diffs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ _AGAIN = "restore it from version control, or delete it and make it again with -
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """The rows of one test on one device class.
-
-    ``raw`` has each row as it stood in the file, and ``more`` the file's keys that this version does not know: both are
-    written back, so that a newer version of the same schema, or a person with a comment, loses nothing.
-    """
+    """The rows of one test on one device class. ``raw`` rows and unknown keys of the file (``more``) are written back,
+    so that a newer version of the same schema, or a person with a comment, loses nothing."""
 
     test: str
     device: str
@@ -34,7 +31,7 @@ class Baseline:
 
 
 def decode(text: str, path: Path) -> Baseline:
-    """Raises ``BaselineError``, naming ``path``, for any other file or schema."""
+    """The baseline in ``text``. Raises ``BaselineError``, naming ``path``, for any other file or schema."""
     data = _parse(text, path)
     if not isinstance(data, dict) or data.get("tool") != TOOL:
         raise BaselineError(
@@ -56,7 +53,7 @@ def decode(text: str, path: Path) -> Baseline:
 
 
 def encode(baseline: Baseline) -> str:
-    """The file's text: sorted, one fact a line, lists of numbers on one line, so that a review shows what changed."""
+    """The file's text, for reviews: sorted, one fact a line, lists of numbers on one line."""
     environments: dict[str, dict[str, str]] = {}
     rows = []
     for key, row in sorted(baseline.rows.items(), key=_order):
@@ -90,7 +87,7 @@ def _no_constant(name: str) -> Any:
 
 
 def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A fact that stands twice is what is left of a merge: the last one would win in silence."""
+    """The object of ``pairs``. A merge can leave a key twice, and the last one would win silently."""
     found = dict(pairs)
     if len(found) != len(pairs):
         twice = sorted({key for key, _ in pairs if sum(other == key for other, _ in pairs) > 1})
@@ -113,7 +110,7 @@ def _content(data: Mapping[str, Any]) -> Baseline:
 
 
 def _unread(raw: Mapping[str, Any], row: Row) -> dict[str, Any]:
-    """The row's content; as it stood where nothing of it changed, else with the keys that are not ours."""
+    """The row's content: the stored one if nothing changed, else with the keys that are not ours."""
     content = row.content()
     if raw and Row.from_json({**raw, "test": "", "device": "", "environment": {}}).content() == content:
         return dict(raw)
@@ -121,7 +118,7 @@ def _unread(raw: Mapping[str, Any], row: Row) -> dict[str, Any]:
 
 
 def _order(item: tuple[Key, Row]) -> tuple[str, str]:
-    """Rows by case, what is judged before what it is compared with."""
+    """The sort key: by case, judged rows before those that they are compared with."""
     key, row = item
     return key.case, f"{0 if row.judged else 1} {key.role}"
 

@@ -1,6 +1,6 @@
-"""Exact facts: which direction of each is worse, and what to make of two values.
+"""Exact facts: the direction in which each is worse, and the comparison of two values.
 
-A fact's name has parts between ``/`` (target, kernel, what) and words between ``.``: ``"launches.kernels"``,
+A fact's name has parts between ``/`` (target, kernel, fact) and words between ``.``: ``"launches.kernels"``,
 ``"sm_90/softmax_kernel/spills"``, ``"memory.peak"``. The first word is its group, measured or left out together.
 """
 
@@ -12,20 +12,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-# Compilations over all entries but each kernel's first; the row that has it has their reasons.
+# Compilations over all entries but each kernel's first; their row also has the reasons.
 RECOMPILES = "recompiles"
 FactStatus = Literal["regressed", "improved", "changed", "same", "unknown"]
 
-# Of a fact's last part the words that say what it is. More of these is worse:
+# Words in the last part of a fact. More of these is worse:
 _MORE_IS_WORSE = frozenset(
     "launches recompiles recompilations compilations graphs spills local shared bytes memory workspace retained syncs "
     "allocations".split()
 )
-# and less of these. Counts of single instructions have no direction: a compiler that goes from HMMA to WGMMA, or from
-# vector loads to TMA, has none left of the one.
+# Less of these is worse. Instructions have no direction: a compiler may go from HMMA to WGMMA, or from loads to TMA.
 _LESS_IS_WORSE = frozenset("occupancy tensor_core tensor_cores saved".split())
-# What registers, FLOPs or warps do alone, is neither better nor worse: registers cost something once they lower the
-# occupancy or spill, and both of these are facts of their own.
+# Registers, FLOPs and warps have no direction: registers cost when they lower occupancy or spill, which are facts too.
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +38,7 @@ class Change:
 
 
 def group(fact: str) -> str:
-    """``"sm_90/softmax_kernel/spills"`` is of ``"sm_90"``, ``"launches.kernels"`` of ``"launches"``."""
+    """The group of a fact: ``"sm_90"`` of ``"sm_90/kernel/spills"``, ``"launches"`` of ``"launches.kernels"``."""
     return re.split(r"[/.]", fact, maxsplit=1)[0]
 
 
@@ -55,7 +53,7 @@ def direction(fact: str) -> int:
 
 
 def affects_speed(fact: str) -> bool:
-    """Whether it has a direction or counts registers; the rest, counts of instructions, is shown after these."""
+    """Whether a fact has a direction or counts registers. Reports show counts of instructions after these."""
     return direction(fact) != 0 or "registers" in _words(fact)
 
 
@@ -67,13 +65,9 @@ def compare_facts(
     methods: tuple[Mapping[str, str], Mapping[str, str]] = ({}, {}),
     context: str = "",
 ) -> list[Change]:
-    """Every fact of either side, sorted: worse ones first, then by name.
-
-    ``judged`` is off for rows that are only compared with: a reference that launches more than last year is changed,
-    not regressed. ``methods`` are those of before and now. What one side lacks is unknown: one change for a whole
-    group that was not measured (no ``--fusion-targets``), one for each fact of a group that was. ``context`` ends each
-    reason.
-    """
+    """All facts of both sides, the worst first, then by name. Without ``judged`` (a reference) more launches are
+    changed, not regressed. A fact of one side only is unknown: one change for a whole group that was not measured (no
+    ``--fusion-targets``), else one for each fact. ``methods`` are of before and now; ``context`` ends each reason."""
     measured = {group(fact) for fact in now}
     known = {group(fact) for fact in before}
     changes = [_one_sided(name, before, now) for name in sorted(measured ^ known)]
@@ -84,7 +78,7 @@ def compare_facts(
 
 
 def compare_names(before: Mapping[str, int], now: Mapping[str, int]) -> str:
-    """Which kernels came, went, or are launched more or less often; empty where none did."""
+    """The kernels that are launched more or less often than before; empty if there are none."""
     more, fewer = Counter(now) - Counter(before), Counter(before) - Counter(now)
     parts = [
         f"{word} {', '.join(name if count == 1 else f'{count} x {name}' for name, count in sorted(kernels.items()))}"
@@ -95,7 +89,7 @@ def compare_names(before: Mapping[str, int], now: Mapping[str, int]) -> str:
 
 
 def compare_reasons(before: Mapping[str, int], now: Mapping[str, int]) -> str:
-    """Which reasons to compile again came and went; empty where none did, however often each counts."""
+    """The reasons to compile again that came and went, whatever their counts; empty if there are none."""
     came, went = ([reason for reason in one if reason not in other] for one, other in ((now, before), (before, now)))
     return f"{', '.join(sorted(went)) or 'none'} -> {', '.join(sorted(came)) or 'none'}" if came or went else ""
 
@@ -141,7 +135,7 @@ def _compare(
 
 
 def _worse(fact: str, was: int, is_: int, before: Mapping[str, int], now: Mapping[str, int]) -> Change:
-    """A fact that went the wrong way. Shared memory costs nothing until fewer blocks fit on a multiprocessor."""
+    """A fact that became worse. Shared memory costs nothing until fewer blocks fit on a multiprocessor."""
     fits = next((name for name in before if _is_beside(name, fact) and "occupancy" in _words(name)), None)
     if "shared" in _words(fact) and fits is not None and now.get(fits, -1) >= before[fits]:
         return Change(fact, was, is_, "changed", "as many warps fit on a multiprocessor as before")
@@ -160,11 +154,11 @@ def _is_beside(one: str, other: str) -> bool:
 
 
 def _words(fact: str) -> set[str]:
-    """What a fact says it is, whole and in parts: ``"sm_90/k/local_bytes"`` is local_bytes, local and bytes."""
+    """The words of a fact, whole and in parts: ``"sm_90/k/local_bytes"`` is local_bytes, local and bytes."""
     return {word for part in _last(fact).lower().split(".") for word in (part, *part.split("_"))}
 
 
 def with_unmeasured(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """``now`` with the groups of ``before`` that were not measured now: what a run leaves out is not forgotten."""
+    """``now`` with the groups of ``before`` that this run did not measure."""
     measured = {group(fact) for fact in now}
     return {**{fact: value for fact, value in before.items() if group(fact) not in measured}, **now}

@@ -1,4 +1,4 @@
-"""Latency verdicts over all cases of a run at once, and what a stored ratio is worth today."""
+"""Latency verdicts over all cases of a run at once, and the uncertainty of stored ratios today."""
 
 from __future__ import annotations
 
@@ -19,34 +19,29 @@ from pytest_fusion.bench.baseline.bootstrap import (
 )
 from pytest_fusion.bench.baseline.row import MOST_SESSIONS, Latency, Session
 
-# From so many sessions on their own spread counts, before that a default.
+# With so many sessions their own spread counts, before that a default.
 ENOUGH = 5
-# Standard deviations of a log ratio between sessions. One GPU: ten A/A runs on an H200 ranged over 0.11 to 0.15 %,
-# which is 0.04 to 0.05 % of standard deviation; ten times that is left for weeks. Two GPUs of one model: the spread at
-# which a rule without a variance between machines raised 18 % false alarms in simulation.
+# Standard deviations of a log ratio between sessions. On one GPU: ten A/A runs on an H200 ranged over 0.11 to 0.15 %, a
+# deviation of 0.04 to 0.05 %; ten times that is for weeks. On two GPUs of a model: the spread at which a rule without a
+# variance between machines raised 18 % false alarms in simulation.
 SAME_UNIT = 0.005
 OTHER_UNIT = 0.02
-# What the reference itself takes, unchanged, tells how far this session is from the stored one: more than a clock that
-# wanders, and a ratio no longer cancels all of it. On an H200 that other processes used too, a reference of 5 us became
-# slower by 28 % and the ratio by 8 %, with nothing changed.
+# If the time of the unchanged reference shifts by more than a wandering clock, the ratio does not cancel all of it. On
+# a shared H200 a 5 us reference became slower by 28 % and the ratio by 8 %, with nothing changed.
 WANDERS = 0.02
 UNCANCELLED = 1 / 3
-# Blocks of a session that lie further apart than this were measured on a GPU that others used too: alone, forty
-# measurements of eight kernels of 4.6 to 43 us scattered by 0.03 to 0.44 %. There a launch may take this much more or
-# less for the whole session: a kernel of 1 us took 0.94 or 1.12, one of 2.5 us 2.5 or 2.7.
+# A larger scatter of blocks means a shared GPU: alone, forty measurements of eight kernels of 4.6 to 43 us had 0.03 to
+# 0.44 %. There a launch may be off for a whole session: a 1 us kernel took 0.94 or 1.12, one of 2.5 us 2.5 or 2.7.
 RESTLESS = 0.01
 TICK_S = 2e-7
-# The spread of few sessions may be small by accident: what is used is its upper bound at 80 %.
+# The spread of few sessions may be small by chance, so its upper bound at 80 % is used.
 _UNSURE = 0.2
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A stored log ratio and its standard ``error`` against a ratio of today, without today's own sampling error.
-
-    ``sessions`` is how many it rests on, ``between`` the standard deviation between sessions that went into it, and
-    ``known`` whether that was seen in them and is no default.
-    """
+    """A stored log ratio over ``sessions``, and its standard ``error`` against a ratio of today, without today's
+    sampling error. ``between`` is the standard deviation between sessions, measured if ``known``, else a default."""
 
     ratio: float
     error: float
@@ -56,16 +51,13 @@ class Level:
 
 
 def level(stored: Latency, unit: str, aa: float = 0.0) -> Level:
-    """The level of ``stored`` for a session on the GPU ``unit``; ``aa`` (a log ratio) is the least between sessions.
-
-    Where this very GPU has sessions, they alone count, and five of them tell their own spread; before that it is
-    ``SAME_UNIT``. Where it has none, or nobody knows which it is, all count, and five of several GPUs tell their
-    spread; before that it is ``OTHER_UNIT``. A session of today differs from the mean of n by tau * sqrt(1 + 1 / n).
-    """
+    """The level of ``stored`` on the GPU ``unit``; ``aa`` (a log ratio) is the least spread between sessions. If this
+    GPU has sessions, only they count: five give their spread, before that it is ``SAME_UNIT``. Else all count: five of
+    several GPUs give it, before ``OTHER_UNIT``. Today differs from the mean of n by tau * sqrt(1 + 1 / n)."""
     every = [*stored.history, Session(stored.ratio, stored.unit)]
     own = [one for one in every if unit and one.unit == unit]
     used, default = (own, SAME_UNIT) if own else (every, OTHER_UNIT)
-    # Sessions of one GPU tell nothing about another.
+    # Sessions of one GPU do not show the spread between GPUs.
     alike = not own and bool(unit) and len({one.unit for one in every}) == 1
     seen = len(used) >= ENOUGH and not alike
     ratios = [one.ratio for one in used]
@@ -75,8 +67,7 @@ def level(stored: Latency, unit: str, aa: float = 0.0) -> Level:
 
 
 def worth(known: Level, stored: Latency, now: Latency) -> Level:
-    """The level for a comparison of these two sessions: worth less where the reference takes another time in each, or
-    where the GPU did other things while one of them was measured."""
+    """The level for these sessions: less certain if the reference's time shifted or a GPU was shared."""
     if min(stored.fused_s, now.fused_s, stored.reference_s, now.reference_s) <= 0:
         return known
     shift = abs(math.log(now.reference_s / stored.reference_s))
@@ -88,7 +79,7 @@ def worth(known: Level, stored: Latency, now: Latency) -> Level:
 
 
 def scatter(blocks: Sequence[float]) -> float:
-    """The standard deviation of blocks by their quartiles, which no outlier moves; 0.0 of fewer than four."""
+    """The standard deviation of blocks by their quartiles, robust against outliers; 0.0 for fewer than four."""
     if len(blocks) < 4:
         return 0.0
     low, _, high = quantiles(blocks, n=4)
@@ -102,11 +93,8 @@ def spread(ratios: Sequence[float]) -> float:
 
 
 def continued(before: Latency, now: Latency, made: str = "") -> Latency:
-    """``now`` with the sessions of ``before`` and ``before`` itself, where they are about the same thing.
-
-    Another class of devices, another reference or method, or a level that moved by more than sessions differ, begins
-    anew: a history across a step would hide the next one in its spread.
-    """
+    """``now`` with the sessions of ``before`` and ``before`` itself. The history starts anew with another place,
+    reference or method, or after a step beyond the spread of sessions, which would hide the next step."""
     if (before.place, before.control, before.method) != (now.place, now.control, now.method):
         return now
     known = level(before, now.unit, max(before.aa or 0.0, now.aa or 0.0))
@@ -120,21 +108,20 @@ LatencyStatus = Literal["regressed", "improved", "same", "inconclusive"]
 
 # The smallest slowdown that counts, as a share.
 STORED = 0.03
-# With which probability a run in which nothing changed raises one false alarm or more.
+# The probability of any false alarm in a run in which nothing changed.
 ALPHA = 0.01
-# An effect of just the size that counts is to be called nine times in ten, so it counts from this many standard errors
-# below that size on.
+# An effect of the smallest size must be found nine times in ten: it counts from so many standard errors below on.
 _POWER = NormalDist().inv_cdf(0.9)
-# Student's degrees of freedom for a median's interval stop to grow here (see bootstrap.estimate).
+# Student's degrees of freedom for a median's interval stop growing here (see bootstrap.estimate).
 _MOST_FREE = 19
-# What an A/A run may be off beyond its interval, as a log ratio: a 9.7 us softmax on an H200 read -0.14 to -0.03 % ten
-# times over, which harms no verdict about 1 %.
+# The allowed bias of an A/A run beyond its interval, as a log ratio: a 9.7 us softmax on an H200 had -0.14 to -0.03 %
+# in ten runs, harmless for a verdict about 1 %.
 _OFF = 0.003
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What the machine makes of equal things: ``spread`` is a log ratio; ``noisy`` says why no latency is judged."""
+    """The noise of a machine in A/A runs: ``spread`` is a log ratio; ``noisy`` says why no latency is judged."""
 
     spread: float
     noisy: str = ""
@@ -142,12 +129,9 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One case's log ratio against what it should be.
-
-    ``difference`` is positive where the kernel is slower, ``error`` its whole standard error, ``sampling`` the part of
-    it that more blocks would shrink, ``smallest`` the log ratio that counts, ``floor`` the one under which nothing
-    counts on this machine. ``why_not`` says why it has no answer.
-    """
+    """One case's log ratio against the expected one: ``difference`` is positive if the kernel is slower. ``error`` is
+    its standard error, ``sampling`` the part that more blocks reduce. ``smallest`` is the log ratio that counts; below
+    ``floor`` nothing counts on this machine. ``why_not`` says why there is no answer."""
 
     name: str
     difference: float
@@ -177,10 +161,7 @@ class Judgement:
 
 
 def noise(runs: Sequence[Estimate]) -> Noise:
-    """From runs of a thing against itself: how far apart they were, and whether anything can be judged here.
-
-    Raises ``ValueError`` for no runs: a machine that was not tried gets no verdicts.
-    """
+    """The machine's noise in A/A runs. Raises ``ValueError`` for no runs: an untested machine gets no verdicts."""
     if not runs:
         raise ValueError("no A/A run")
     spread = math.sqrt(fmean(run.ratio**2 + run.error**2 for run in runs))
@@ -214,12 +195,11 @@ def against_stored(name: str, found: Estimate, stored: Level, machine: Noise, sm
 
 
 def judge(questions: Sequence[Question], *, family: int | None = None) -> list[Judgement]:
-    """All questions of a run; ``family`` is their number where these are only some of them (see ``bootstrap.holm``).
+    """All questions of a run; ``family`` is their number if these are only some of them (see ``bootstrap.holm``).
 
-    *regressed*: slower than chance explains (Holm at ``ALPHA``), and not shown to be less than the smallest effect
-    that counts: it is counted from where a true effect of that size is called nine times in ten, and never under three
-    times the spread of the machine. *improved* mirrors it. *same*: the whole interval is within the smallest effect.
-    Else *inconclusive*.
+    *regressed*: slower than chance explains (Holm at ``ALPHA``), by an amount from which a true effect of the smallest
+    size is found nine times in ten, and at least three times the machine's spread. *improved* mirrors it. *same*: the
+    whole interval is within the smallest effect. Else *inconclusive*.
     """
     slower = holm([_chance(one, one.difference) for one in questions], family)
     faster = holm([_chance(one, -one.difference) for one in questions], family)
@@ -227,7 +207,7 @@ def judge(questions: Sequence[Question], *, family: int | None = None) -> list[J
 
 
 def _freedom(one: Question) -> float:
-    """Of the whole error: Student's for what was sampled, normal for the spread between sessions (Welch)."""
+    """Degrees of freedom of the whole error: Student's for the sampling, infinite between sessions (Welch)."""
     share = (one.sampling / one.error) ** 2 if one.error else 1.0
     return one.freedom / share**2 if share else math.inf
 
@@ -244,7 +224,7 @@ def _judged(one: Question, slower: float, faster: float) -> Judgement:
     reach = student_limit((1 - LEVEL) / 2, _freedom(one)) * one.error
     low, high = one.difference - reach, one.difference + reach
     counts = max(one.smallest, one.floor)
-    # Blocks do not show what a machine does to all of them alike; the A/A run did, and the floor is thrice that.
+    # Blocks do not show a bias of all blocks alike. The A/A run does, and the floor is three times that.
     enough = max(one.smallest - _POWER * math.hypot(one.sampling, one.floor / 3), one.floor)
     verdict: LatencyStatus
     if one.why_not:

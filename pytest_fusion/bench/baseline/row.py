@@ -1,4 +1,4 @@
-"""`Row`: what was measured of one case of one test, and where, as plain data, JSON both ways; no tensor in it."""
+"""`Row`: what was measured of one case of one test, and where; plain data, JSON both ways."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from pytest_fusion.run.measure.timing.roofline import Activity
 
 MODELLED = "cpu (modelled)"
-# Latency is compared only where all of these are equal: each part, and its name in messages.
+# Latency is compared only if all of these are equal; with their names in messages.
 _LATENCY = {
     "gpu": "GPU",
     "cpu": "CPU",
@@ -25,11 +25,8 @@ _LATENCY = {
 
 
 def device_class(environment: Mapping[str, Any]) -> str:
-    """``"cpu (modelled)"``, or the GPU's name with its compute capability: ``"NVIDIA H200 (sm_90)"``.
-
-    ``environment`` is that of the reports, with ``capability`` (``"9.0"``) beside ``device_name`` on a GPU. Raises
-    ``ValueError`` on a GPU without a name: its facts would be taken for those of any other.
-    """
+    """``"cpu (modelled)"``, or the GPU's name and ``capability`` (``"9.0"``): ``"NVIDIA H200 (sm_90)"``. Raises
+    ``ValueError`` for a GPU without a name: its facts would be taken for those of any other."""
     if environment.get("lane") != "cuda":
         return MODELLED
     name, capability = environment.get("device_name"), environment.get("capability")
@@ -39,11 +36,9 @@ def device_class(environment: Mapping[str, Any]) -> str:
 
 
 def latency_place(environment: Mapping[str, Any]) -> dict[str, str]:
-    """What must be equal for two latencies to be compared; versions of torch and Triton without their last part.
-
-    The driver counts by its first part: ``"580.65.06"`` is ``"580"``. A patch release of a compiler rarely changes what
-    it generates, and a GPU's driver is renewed with its machine.
-    """
+    """What must be equal for two latencies to be compared. torch and Triton lose the patch release, which rarely
+    changes generated code. The driver counts by its first part (``"580"`` of ``"580.65.06"``): it is renewed with its
+    machine."""
     parts = {
         "cpu" if environment.get("lane") == "cpu-interpreter" else "gpu": environment.get("device_name"),
         "capability": environment.get("capability"),
@@ -56,7 +51,7 @@ def latency_place(environment: Mapping[str, Any]) -> dict[str, str]:
 
 
 def elsewhere(before: Mapping[str, str], now: Mapping[str, str]) -> str | None:
-    """How two places of latency differ, as half a sentence; ``None`` where they do not."""
+    """The differences of two places of latency, as half a sentence; ``None`` if there are none."""
     other = [
         f"{words} {before.get(name) or 'unknown'} there, {now.get(name) or 'unknown'} here"
         for name, words in _LATENCY.items()
@@ -71,7 +66,7 @@ def unit_of(uuid: str | None) -> str:
 
 
 def renewed(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """``"; made with triton 3.6.0, this is 3.7.1"``: versions that may explain another fact, else nothing."""
+    """Versions that may explain another fact: ``"; made with triton 3.6.0, this is 3.7.1"``, else nothing."""
     parts = [
         f"{name} {before[name]}, this is {now[name]}"
         for name in ("torch", "triton", "cuda", "driver")
@@ -84,23 +79,23 @@ def _release(version: Any, parts: int) -> str:
     return ".".join(str(version).partition("+")[0].split(".")[:parts]) if version else ""
 
 
-# Sessions of a row that are kept: enough for a spread between sessions, few enough to read.
+# Stored sessions of a row: enough for a spread between sessions, few enough to read.
 MOST_SESSIONS = 20
 _NUMBERS = ("fused_s", "reference_s", "ratio", "low", "high", "error")
-# What a file has of a row, in this order.
+# The keys of a row in a file, in this order.
 CONTENT = ("case", "role", "facts", "names", "methods", "reasons", "latency", "golden", "made")
-# Of a row's fields; the others are objects.
+# Types of a row's fields; the other fields are objects.
 _KINDS: Mapping[str, tuple[type, ...]] = {
     **dict.fromkeys(("test", "case", "role", "device", "made"), (str,)),
     "latency": (Mapping, type(None)),
     **dict.fromkeys(("golden", "timeline"), (Sequence,)),
 }
-# An object whose repr stands in a parameter's id has another address in each process.
+# The repr of an object in a parameter's id has another address in each process.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 class Key(NamedTuple):
-    """What makes two rows of one device class the same measured thing."""
+    """The identity of a measured thing on one device class."""
 
     test: str
     case: str
@@ -123,13 +118,12 @@ class Session:
 class Latency:
     """Time of the fused call, always beside that of the reference.
 
-    ``fused_s`` and ``reference_s`` are medians in seconds, for people; a verdict asks them only how much a stored
-    ratio is worth (``latency_judge.worth``). ``ratio`` is the median over blocks of log(fused / reference), with the
-    ends ``low`` and ``high`` of its interval and its standard ``error``; ``blocks`` are the raw medians of the blocks.
-    ``method`` says how it was timed (``timer``, ``cache``, ``captured``, ...), ``control`` is a digest of the
-    reference: a ratio to another one means nothing. ``aa`` is how far apart the machine put two runs of one thing (log
-    ratio). ``place`` is the class in which latencies compare (see ``place.latency_place``), ``unit`` this very GPU.
-    ``history`` are earlier sessions, the newest last.
+    ``fused_s`` and ``reference_s`` are medians in seconds, for people and ``latency_judge.worth``. ``ratio`` is the
+    median over blocks of log(fused / reference), ``low`` to ``high`` its interval, ``error`` its standard error;
+    ``blocks`` are the raw medians of the blocks. ``method`` says how it was timed (``timer``, ``cache``, ``captured``,
+    ...). ``control`` is a digest of the reference: ratios to two references do not compare. ``aa`` is the log ratio of
+    two runs of one thing. Latencies compare within a ``place`` (see ``latency_place``); ``unit`` is this GPU.
+    ``history``: the newest is last.
     """
 
     fused_s: float
@@ -159,13 +153,10 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class GoldenOutput:
-    """One output of one pinned case.
-
-    ``digest`` is of all bytes in logical order. ``values`` are elements spread over the whole output (at positions
-    that its size alone decides, complex numbers as two), and ``allowed`` how far each may move between two right
-    versions, in the output's own units; empty where nobody could tell. ``magnitude`` is the mean absolute value of the
-    finite elements and ``slack`` what that may move by. ``nonfinite`` counts NaN and infinities.
-    """
+    """One output of one pinned case. ``digest`` is of all bytes in logical order. ``values`` are elements spread over
+    the output, at positions that only its size decides, complex numbers as two; ``allowed`` is how far each may move
+    between two right versions, in the output's units, empty if unknown. ``magnitude`` is the mean absolute value of the
+    finite elements, ``slack`` how far it may move. ``nonfinite`` counts NaN and infinities."""
 
     name: str
     dtype: str
@@ -194,18 +185,17 @@ class GoldenOutput:
 class Row:
     """One measured thing of a test.
 
-    ``test`` is a node id (see :func:`stable`), ``case`` the sizes and the dtype as text, ``role`` what was measured:
-    ``"fused"``, ``"fused backward"``, ``"reference"``, ``"compiled"``. ``device`` is a class of them (see ``place``).
-    ``facts`` are exact integers under stable names (see ``facts``), ``names`` how often each kernel was launched,
-    ``methods`` how facts of a prefix were counted (``{"launches": "graph"}``): counts of two methods do not compare.
-    ``reasons`` are why kernels were compiled again over several cases, each with how often.
-    ``environment`` holds versions and the like as text, ``made`` the time (UTC, ``"2026-11-22T04:00:00Z"``).
+    ``test`` is a node id (see :func:`stable`), ``case`` the sizes and the dtype as text, ``role`` is ``"fused"``,
+    ``"fused backward"``, ``"reference"`` or ``"compiled"``, ``device`` a device class. ``facts`` are exact integers
+    under stable names (see ``facts``), ``names`` counts launches by kernel, ``methods`` says how facts of a prefix were
+    counted (``{"launches": "graph"}``): counts of two methods do not compare. ``reasons`` counts why kernels were
+    compiled again over several cases. ``environment`` has versions as text, ``made`` the time (UTC,
+    ``"2026-11-22T04:00:00Z"``).
 
-    ``measures`` are for people and for reports only: no verdict rests on them, and no file of baselines has them. Their
-    names end in their units: ``host_s`` (host seconds a call), ``span_s`` and ``busy_s`` (from the first activity's
-    start to the last one's end, and the part of it in which anything ran), ``copy_bytes_per_s`` and
-    ``matmul_flops_per_s`` (ceilings of this device, measured in the same run). ``timeline`` is one call. ``samples``
-    are the seconds a call that ``latency`` was made of, by role (``"fused"``, ``"reference"``); not in files either.
+    ``measures`` are for reports only, not for verdicts or baseline files. Their names end in units: ``host_s`` (host
+    seconds a call), ``span_s`` and ``busy_s`` (from the first activity's start to the last one's end, and the part with
+    an activity), ``copy_bytes_per_s`` and ``matmul_flops_per_s`` (ceilings of this device, from the same run).
+    ``timeline`` is one call. ``samples`` are the seconds a call behind ``latency``, by role; not in files either.
 
     Raises ``TypeError`` for a fact or count that is not exactly an ``int``: a number of numpy would end a run of
     pytest-xdist, and a float cannot be compared exactly.
@@ -243,17 +233,17 @@ class Row:
         return self.role.partition(" ")[0] == "fused"
 
     def as_json(self) -> dict[str, Any]:
-        """All of it that is not empty, for a report."""
+        """The row without empty values, for a report."""
         return {name: value for name, value in _plain(self).items() if value or name == "environment"}
 
     def content(self) -> dict[str, Any]:
-        """What a file has in each row: without ``test``, ``device``, ``environment``, and without what is empty."""
+        """The row as a file has it: without ``test``, ``device``, ``environment`` and empty values."""
         data = _plain(self)
         return {name: data[name] for name in CONTENT if data[name]}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Row:
-        """Unknown keys are left out. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what is not a row."""
+        """A row without unknown keys. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for other data."""
         known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
         for name, value in known.items():
             kinds = _KINDS.get(name, (Mapping,))
@@ -268,10 +258,7 @@ class Row:
 
 
 def _plain(value: Any) -> Any:
-    """A record in JSON types; exact ones, as a number of numpy is a float by class and ends a run of pytest-xdist.
-
-    JSON has no NaN and no infinity: they are text.
-    """
+    """A record in exact JSON types: a number of numpy ends a run of pytest-xdist. NaN and infinity are text."""
     if is_dataclass(value):
         return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -284,5 +271,5 @@ def _plain(value: Any) -> Any:
 
 
 def stable(nodeid: str) -> str:
-    """A node id without the addresses of objects that stand in its parameters' ids."""
+    """A node id without the addresses of objects in its parameters' ids."""
     return _ADDRESS.sub("", nodeid)

@@ -26,14 +26,10 @@ RowStatus = Literal["regressed", "missing", "unknown", "inconclusive", "changed"
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What became of one row.
-
-    ``facts`` are all exact facts of either side, ``names`` the kernels that came or went, ``golden`` its outputs.
-    ``changes`` are, each with its verdict and briefly, what differs; ``context`` ends them where
-    other versions may explain it. ``reasons`` are those of compilations that came or went.
-    ``latency`` is the judgement on its latency; ``question`` is what is still to be judged with the rest of the run
-    (see :func:`judged`), and ``no_latency`` why there is none.
-    """
+    """The result of one row. ``facts`` are all exact facts of either side, ``names`` the kernels and ``reasons`` the
+    causes of compilations that came or went, ``changes`` the differences in brief with their verdicts. ``context`` has
+    versions that may explain them. ``question`` is still to be judged with the rest of the run (see :func:`judged`) and
+    gives ``latency``; ``no_latency`` says why there is none."""
 
     key: Key
     verdict: RowStatus
@@ -50,19 +46,15 @@ class Comparison:
 
     @property
     def failed(self) -> bool:
-        """Whether the test fails by it: it regressed, or its baseline is missing where one must be."""
+        """Whether the test fails: the row regressed, or a required baseline is missing."""
         return self.verdict in ("regressed", "missing")
 
 
 def compare(
     row: Row, stored: Baseline | None, *, machine: Noise | None = None, ci: bool = False, command: str = ""
 ) -> Comparison:
-    """One row of this run beside its baseline.
-
-    ``machine`` is what the run against itself showed; without it no latency is judged. Without a stored row the verdict
-    is ``"missing"``, a failure, where ``ci`` is set, else ``"new"``; ``command`` is the
-    one that makes it.
-    """
+    """One row of this run beside its baseline. Without a stored row the verdict is ``"missing"``, a failure, in ``ci``,
+    else ``"new"``; ``command`` makes one. Without ``machine``, the noise of A/A runs, no latency is judged."""
     before = stored.rows.get(row.key) if stored is not None else None
     if before is None:
         make = f"make it with: {command or 'pytest --fusion-bench --fusion-update new'}"
@@ -76,7 +68,7 @@ def compare(
     )
     counted = row.names or any(group(fact) == "launches" for fact in row.facts)
     names = compare_names(before.names, row.names) if counted else ""
-    # An older baseline has none, and says nothing about why it counted what it did.
+    # An older baseline has no reasons.
     known = bool(before.reasons) or before.facts.get(RECOMPILES) == 0
     reasons = compare_reasons(before.reasons, row.reasons) if known and RECOMPILES in row.facts else ""
     question, no_latency = _question(row, before, machine)
@@ -118,7 +110,7 @@ def _question(row: Row, before: Row, machine: Noise | None) -> tuple[Question | 
 
 
 def _not_comparable(then: Latency | None, now: Latency) -> str:
-    """Why two latencies say nothing about each other; empty where they do."""
+    """Why two latencies do not compare; empty if they do."""
     if then is None:
         return "the baseline has no latency; add it with --fusion-update new"
     other = elsewhere(then.place, now.place)
@@ -135,12 +127,12 @@ def _not_comparable(then: Latency | None, now: Latency) -> str:
 
 
 def _concluded(found: Comparison) -> Comparison:
-    """The comparison with its verdict: the worst of its parts, and what those say."""
+    """The comparison with its verdict, the worst of its parts, and their reasons."""
     changed = [change for change in found.facts if change.verdict != "same"]
     statuses: list[tuple[RowStatus, str]] = [(change.verdict, _sentence(change)) for change in changed]
     statuses += [(_GOLDEN[one.verdict], f"golden output {one.name}: {one.reason}") for one in found.golden]
     if found.names:
-        # Names say which launches came or went, where their number did; alone they are another kernel's.
+        # Names explain a changed number of launches. With an equal number they mean other kernels.
         own = (change.verdict for change in changed if group(change.fact) == "launches")
         counted: RowStatus = next(own, "changed")
         statuses.append((counted, f"kernels: {found.names}"))
@@ -179,7 +171,7 @@ _SHOWN = frozenset(("regressed", "unknown", "changed", "improved"))
 
 
 def _briefly(change: Change, context: str) -> str:
-    """A sentence with the fact before and now, or why it is not known."""
+    """A sentence with the fact before and now, or why it is unknown."""
     if change.verdict == "unknown":
         return _sentence(replace(change, reason=change.reason.removesuffix(context)))
     return _sentence(replace(change, reason=""))

@@ -1,4 +1,4 @@
-"""The folder of baselines: one file for each test and device class, read and replaced whole, and listed for people."""
+"""The folder of baselines: one file for each test and device class, read and replaced as a whole, and listed."""
 
 from __future__ import annotations
 
@@ -16,22 +16,19 @@ from pytest_fusion.errors import BaselineError
 from pytest_fusion.run.process.atomic_file import PARTS, replace_whole
 
 FOLDER = Path(".fusion") / "baselines"
-# A run writes for milliseconds; who holds the lock for this many seconds is stuck.
+# Seconds. A run writes for milliseconds; a lock that is held for longer is stuck.
 PATIENCE = 30.0
 _LOCK = ".lock"
 _IGNORE = (
     f"# The lock of runs that write here, and what a killed one left; the baselines are to be committed.\n/{_LOCK}\n"
 )
 _IGNORE += f"/{PARTS}\n"
-# File systems allow 255 bytes; a name that long is no longer read.
+# File systems allow 255 bytes; people do not read names of that length.
 _LONGEST = 80
 
 
 def path_of(folder: Path, test: str, device: str) -> Path:
-    """The file of a test on a device class: readable, and different for different tests on any file system.
-
-    The digest tells apart what looks alike once it is shortened, or on a file system that ignores case.
-    """
+    """The file of a test and a device class; a digest separates names that are equal once shortened or without case."""
     file, _, name = test.partition("::")
     stem = f"{_slug(Path(file).stem)}.{_slug(name)}"[:_LONGEST].strip("-.")
     digest = hashlib.sha256(f"{test}\0{device}".encode("utf-8", "backslashreplace")).hexdigest()[:10]
@@ -53,7 +50,7 @@ def load(folder: Path, test: str, device: str) -> Baseline | None:
 
 
 def read(path: Path) -> Baseline:
-    """Raises ``BaselineError`` naming the file, what is wrong with it and what to do."""
+    """The baseline of a file. Raises ``BaselineError`` with the file, what is wrong with it and what to do."""
     try:
         if path.is_dir():
             raise BaselineError(f"{path} is a folder where a baseline file should be; move it away")
@@ -70,17 +67,14 @@ def read(path: Path) -> Baseline:
 
 
 def find(folder: Path) -> list[Path]:
-    """All files that look like baselines, sorted. Raises ``BaselineError`` where the folder is none."""
+    """All files that look like baselines, sorted. Raises ``BaselineError`` if ``folder`` is a file."""
     return sorted(path for path in folder.glob("*.json") if path.is_file()) if _is_there(folder) else []
 
 
 @contextmanager
 def locked(folder: Path, patience: float = PATIENCE) -> Iterator[list[Path]]:
-    """Holds the lock of the folder, and removes files that a killed run left half-made.
-
-    Gives the paths that were made on the way: the folder's ``.gitignore``, the first time. Raises ``BaselineError``
-    where the folder cannot be written, or where another process holds the lock for ``patience`` seconds.
-    """
+    """Locks the folder and removes half-written files of killed runs; yields a new ``.gitignore``. Raises
+    ``BaselineError`` if the folder is not writable or another process holds the lock for ``patience`` seconds."""
     from filelock import FileLock, Timeout
 
     made = _prepare(folder)
@@ -103,11 +97,8 @@ def locked(folder: Path, patience: float = PATIENCE) -> Iterator[list[Path]]:
 
 
 def write(folder: Path, baselines: Sequence[Baseline]) -> list[Path]:
-    """Replaces the files of these baselines where their text changes; returns the paths that were written.
-
-    Call it inside :func:`locked`. Every target is looked at before the first is replaced. Raises ``BaselineError``
-    with what was written until then; each file is either as it was or as it should be.
-    """
+    """Replaces the changed files of these baselines, inside of :func:`locked`, and returns their paths. All targets are
+    checked before the first is replaced, each as a whole. Raises ``BaselineError`` with the paths written so far."""
     targets = [(_target(path_of(folder, one.test, one.device)), encode(one).encode()) for one in baselines]
     written: list[Path] = []
     for path, data in targets:
@@ -124,19 +115,18 @@ def write(folder: Path, baselines: Sequence[Baseline]) -> list[Path]:
 
 
 def _target(path: Path) -> Path:
-    """Where the file is replaced: behind a symbolic link. Raises ``BaselineError`` for what must not be replaced."""
+    """The file to replace, behind symbolic links. Raises ``BaselineError`` if it must not be replaced."""
     real = Path(os.path.realpath(path))
     if real.is_dir():
         raise BaselineError(f"{path} is a folder where a baseline file should be; move it away")
-    # Renaming over a file asks for no permission on the file itself, and root has every permission: the mode is the
-    # only word of the person who took it away.
+    # Renaming over a file needs no permission on it, and root has every permission: only the mode protects it.
     if real.exists() and (not os.access(real, os.W_OK) or not stat.S_IMODE(real.stat().st_mode) & 0o222):
         raise BaselineError(f"{path} is read-only, so it was left as it is; to let it be updated: chmod u+w {path}")
     return real
 
 
 def _sync(folder: Path) -> None:
-    """A rename is on disk when its folder is; where folders cannot be synced there is still the old file or the new."""
+    """Syncs the folder, which puts a rename on disk. Where that fails there is still the old file or the new."""
     with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -178,10 +168,7 @@ def _slug(text: str) -> str:
 
 
 def listed(folder: Path, now: datetime) -> list[str]:
-    """A line for each file: test, device class, cases, age, file. What cannot be read is a line too.
-
-    Raises ``BaselineError`` where there is no baseline at all, with the command that makes some.
-    """
+    """A line per file: test, device class, cases, age, file; or its error. Raises ``BaselineError`` without files."""
     paths = find(folder)
     if not paths:
         raise BaselineError(f"{folder} has no baselines; make them with: pytest --fusion-bench --fusion-update new")
@@ -199,7 +186,7 @@ def listed(folder: Path, now: datetime) -> list[str]:
 
 
 def _age(found: Baseline, now: datetime) -> str:
-    """Of the newest row, in days; a file that was written by hand has none."""
+    """The age of the newest row in days; a file that was written by hand has none."""
     times = []
     for row in found.rows.values():
         try:

@@ -27,15 +27,13 @@ def update(
     regressed: Collection[Key] = (),
     complete: Collection[str] = (),
 ) -> list[Path]:
-    """Writes ``rows`` of this run as ``mode`` says; returns every path that was written.
+    """Writes ``rows`` of this run as ``mode`` says; returns the written paths.
 
-    ``"none"`` writes nothing. ``"new"`` writes rows that no file has, and of a row that is there the facts, the latency
-    and the golden outputs that it lacks. ``"regressed"`` also replaces the rows in ``regressed``, ``"all"`` every row
-    measured. Rows that this run did not measure stay, except, with ``"all"``, those of tests in ``complete``: tests
-    whose every case was measured now, so that a row more is of a case that no longer exists.
-
-    Only the process that sees all of a run writes. Raises ``BaselineError``, also where two of the rows are of one case
-    and differ; nothing is written then.
+    ``"none"`` writes nothing. ``"new"`` adds rows that no file has, and facts, latency and golden outputs that a row
+    lacks. ``"regressed"`` also replaces the rows in ``regressed``, ``"all"`` every measured row. Other rows stay,
+    except, with ``"all"``, those of tests in ``complete``, whose every case was measured: the other cases no longer
+    exist. Only the process that sees all of a run writes. Raises ``BaselineError``, also for two different rows of one
+    case; then nothing is written.
     """
     if mode not in MODES:
         raise BaselineError(f"fusion_update={mode!r}{did_you_mean(mode, MODES)}")
@@ -56,7 +54,7 @@ def update(
 
 
 def write_measured(folder: Path, measured: Sequence[Mapping[str, Any]], mode: str) -> list[Path]:
-    """Writes the ``bench`` of each record of a run as :func:`update` does; returns every path that was written."""
+    """Writes the ``bench`` of each record of a run as :func:`update` does; returns the written paths."""
     rows = [Row.from_json(data) for one in measured for data in one.get("rows", ())]
     tests = [(one, Row.from_json(one["rows"][0]).test) for one in measured if one.get("rows")]
     regressed = [
@@ -97,7 +95,7 @@ def _chosen(stored: Baseline, measured: Mapping[Key, Row], mode: str, regressed:
 
 
 def _again(before: Row, row: Row) -> Row:
-    """The row of now; what this run did not measure of it (golden outputs, latency, a group of facts) stays."""
+    """The new row with what this run did not measure (golden outputs, latency, a group of facts) from before."""
     latency = row.latency
     if latency is None:
         latency = before.latency
@@ -117,8 +115,8 @@ def _again(before: Row, row: Row) -> Row:
 
 
 def _filled(before: Row, row: Row) -> Row:
-    """The stored row with what it lacks. Nothing that it has is touched, so nothing that changed is accepted."""
-    # Reasons of now tell of a count of then only where it is the same.
+    """The stored row with what it lacks. Its own values stay, so no change is accepted."""
+    # Today's reasons explain the stored count only if it is the same.
     explains = before.facts.get(RECOMPILES) in (None, row.facts.get(RECOMPILES))
     return replace(
         before,

@@ -21,12 +21,9 @@ _LONGEST = 1 << 16
 
 
 class Log:
-    """Logs the events of one canary in one process. ``add`` touches no file; neither ``add`` nor ``flush`` raises.
-
-    Without a ``folder`` the events go to the ``publishers`` alone. A file of more than half of ``most_bytes`` is
-    renamed to ``*.1.jsonl`` and replaces the one before; if ``shorten`` is given, it shortens the file instead.
-    ``publish_errors`` and ``lost`` are counts. Files end in ``suffix`` and are created with ``mode``.
-    """
+    """The events of one canary in one process. ``add`` touches no file; ``add`` and ``flush`` raise nothing.
+    Without a ``folder`` events reach only the ``publishers``. A file of more than half of ``most_bytes`` replaces
+    ``*.1.jsonl``, or is shortened by ``shorten``. ``publish_errors`` and ``lost`` are counts."""
 
     def __init__(
         self,
@@ -51,10 +48,9 @@ class Log:
         self.begin()
 
     def begin(self) -> None:
-        """Starts an empty log of this process, with a free lock; a forked child calls it again."""
+        """Starts an empty log with a free lock; a forked child calls it again."""
         self._lock = threading.Lock()
-        # Held from taking the events until they are in the file: two flushing threads must not change their order.
-        # A publisher may flush.
+        # Held until the events are in the file, which keeps their order. Reentrant: a publisher may flush.
         self._writing = threading.RLock()
         self._waiting: deque[Event] = deque()
         self._added = 0
@@ -78,7 +74,7 @@ class Log:
                 self.lost += 1
 
     def flush(self) -> None:
-        """Writes the waiting events, in order, and passes them to the publishers. Counts lost ones."""
+        """Writes the waiting events, in order, and passes them to the publishers. Counts lost events."""
         with self._writing:
             with self._lock:
                 events = list(self._waiting)
@@ -150,6 +146,6 @@ def read(path: Path) -> Iterator[Event]:
 
 
 def location(kernel: Callable[..., Any]) -> str:
-    """Where a kernel is defined, as ``"package.module:function"``, as the log names it."""
+    """The place where a kernel is defined: ``"package.module:function"``."""
     name = getattr(kernel, "__qualname__", type(kernel).__qualname__)
     return f"{getattr(kernel, '__module__', '?')}:{name}"

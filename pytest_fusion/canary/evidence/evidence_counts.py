@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from pytest_fusion.canary.evidence.sequential import Scale
 
-# What was measured: the candidate beside the incumbent, or the incumbent beside itself (an A/A test of the judge).
+# The candidate beside the incumbent, or the incumbent beside itself (an A/A test of the judge).
 Arm = Literal["candidate", "itself"]
 _SCHEMA = 1
 
@@ -49,12 +49,8 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """All observations of a rollout.
-
-    ``calls`` counts all calls of each bucket, whichever kernel served them and compared or not: the weight of the
-    bucket. ``tallies`` counts observations. All are whole numbers, so adding is exact: associative and commutative.
-    Added evidence must be of disjoint observations; the same evidence added twice counts twice.
-    """
+    """All observations of a rollout. Added evidence must be of disjoint observations: repeated ones count twice.
+    ``calls`` has all calls of each bucket, compared or not: the weight of the bucket."""
 
     rollout: str
     calls: Mapping[str, int] = field(default_factory=dict)
@@ -129,10 +125,7 @@ class Evidence:
 
 
 class Collector:
-    """Counts observations of one process; any number of threads may add.
-
-    ``scales`` has the known metrics; an observation of another one raises ``KeyError``.
-    """
+    """Counts the observations of one process, from any thread. A metric without a scale raises ``KeyError``."""
 
     def __init__(self, rollout: str, scales: Mapping[str, Scale]) -> None:
         self._rollout = rollout
@@ -159,7 +152,6 @@ class Collector:
                 counts[scale.index(value)] += many
 
     def evidence(self) -> Evidence:
-        """The evidence so far."""
         with self._lock:
             tallies = {
                 cell: Tally(dict(sorted(counts.items())), self._broken[cell])

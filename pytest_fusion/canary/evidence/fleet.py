@@ -25,7 +25,7 @@ class Chain:
 
     def __init__(self, rollout: str) -> None:
         self._rollout = rollout
-        # Blocks since and up to -> parts, and how many there are of them.
+        # (first block, last block) -> (number of parts, the parts by number)
         self._pieces: dict[tuple[int, int], tuple[int, dict[int, Evidence]]] = {}
         self._last = 0
 
@@ -79,11 +79,8 @@ class Process:
 
 @dataclass(slots=True)
 class Rollout:
-    """A rollout of one canary in all processes.
-
-    ``gaps`` says which evidence is missing, ``served`` counts calls by state and kernel, ``counts`` has the other
-    counts of the blocks that were read.
-    """
+    """A rollout of one canary in all processes. ``gaps`` are sentences about missing evidence.
+    ``served`` counts calls by state and kernel, ``counts`` has the other counts of the blocks."""
 
     name: str
     rollout: str
@@ -130,7 +127,7 @@ class _RolloutBuilder:
             self.chains.setdefault(process, Chain(found.rollout)).add(event)
         if kind == "block" and event.get("part") == 1 and (process, event.get("block")) not in self._counted:
             self._counted.add((process, event["block"]))
-            # Another version may write other forms of these, which are left out; the evidence still counts.
+            # Another version may write these in another form, which is left out; the evidence still counts.
             with contextlib.suppress(AttributeError, TypeError, ValueError):
                 found.served.update({(str(state), str(arm)): int(many) for state, arm, many in event["served"]})
                 found.counts.update({str(what): int(many) for what, many in event["new"].items()})
@@ -158,10 +155,7 @@ class _RolloutBuilder:
 
 
 def gather(folder: Path) -> tuple[list[Rollout], list[str]]:
-    """The rollouts in the logs below ``folder``, by name and time, and a sentence for each file left out.
-
-    The last one of each name is ``current``. Raises ``CanaryError`` where there is no such folder.
-    """
+    """The rollouts in the logs below ``folder``, and a sentence for each file left out. Raises ``CanaryError``."""
     if not folder.is_dir():
         raise CanaryError(f"{folder} is not a folder; give the one that Policy(directory=...) names")
     making: dict[tuple[str, str], _RolloutBuilder] = {}
@@ -217,10 +211,7 @@ def select(rollouts: list[Rollout], name: str | None, rollout: str | None) -> li
 
 
 def bounded(evidence: Evidence, most: int) -> Evidence:
-    """The same evidence with at most ``most`` buckets; those with the fewest calls are merged.
-
-    Each process respects the bound by itself, but processes with different shapes may exceed it together.
-    """
+    """The evidence with at most ``most`` buckets, the rest merged: several processes may together have more."""
     if len(evidence.buckets()) <= most:
         return evidence
     by_calls = sorted(evidence.buckets(), key=lambda bucket: (-evidence.calls.get(bucket, 0), bucket))
@@ -254,7 +245,7 @@ _HEADER = ("bucket", "calls", "share", "compared", "violations", "exceptions", "
 def as_json(
     rollouts: Sequence[Rollout], judgements: Mapping[tuple[str, str], Judgement], left: Sequence[str]
 ) -> dict[str, Any]:
-    """``{"schema": 1, "canaries": [...], "left_out": [...]}``; keys are added, never renamed."""
+    """``{"schema": 1, "canaries": [...], "left_out": [...]}``; keys may be added, not renamed."""
     return {
         "schema": _SCHEMA,
         "canaries": [_rollout_json(one, judgements.get((one.name, one.rollout))) for one in rollouts],

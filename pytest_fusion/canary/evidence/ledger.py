@@ -15,19 +15,14 @@ from pytest_fusion.canary.live.calls.arguments import Traffic
 
 # Names of counts contain reasons, which may be any text.
 _MOST_NAMES = 100
-# After so many blocks their sum is written too: blocks lost to a full disk or to log rotation are missing only until
-# then.
+# Blocks between two written sums. What a full disk or log rotation lost is missing only until the next sum.
 BLOCKS_PER_TOTAL = 64
 # Bytes of evidence in a line of the log, which holds 64 KiB.
 _MOST_BYTES = 24_000
 
 
 class Ledger:
-    """Counts for the current rollout; any number of threads may add.
-
-    ``traffic`` counts the calls. ``write`` logs what is new as a ``block``, numbered from 1 in each rollout, and now
-    and then a ``total`` of all blocks since 1. Metrics that ``rules`` do not have are not counted.
-    """
+    """Counts for the current rollout, from any thread; ``write`` logs a ``block`` of what is new, or a ``total``."""
 
     def __init__(self, log: Log, rollout: str, rules: Rules) -> None:
         self._log = log
@@ -73,7 +68,6 @@ class Ledger:
             return sum(found.unverified for found in self.traffic.read().values())
 
     def count(self, what: str) -> None:
-        """Adds one to the count of this name."""
         with self._lock:
             self._counts[what if what in self._counts or len(self._counts) < _MOST_NAMES else "others"] += 1
 
@@ -128,8 +122,7 @@ class Ledger:
             served[state, "incumbent"] += max(0, found.calls - found.candidate)
         tallies = dict(seen.tallies)
         if "exception" in self._rules.scales():
-            # Their values were not compared, but they did not raise: without them the rate would be of compared calls
-            # only.
+            # They did not raise. Without them the rate would be that of compared calls only.
             for bucket, many in unverified.items():
                 if many:
                     cell = Cell("exception", bucket)

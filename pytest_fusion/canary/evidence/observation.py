@@ -9,10 +9,9 @@ from typing import Any, Literal, Protocol
 
 # Once is enough for a rollback: no correct kernel does any of these.
 HARD = ("nonfinite", "structure", "inputs", "hang")
-# Results by the metric that they count for: a wrong structure, a changed input and a hang are as little to be seen as a
-# non-finite value.
+# The metric that each result counts for.
 _METRIC = {"violation": "violation", "error": "exception", **dict.fromkeys(HARD, "fault")}
-# The metrics that a run is an observation of: one that raised has no values to compare.
+# The metrics that a run is an observation of. A run that raised has no values to compare.
 _REACHED = {
     "exception": ("exception",),
     "fault": ("exception", "fault"),
@@ -31,12 +30,8 @@ def metrics_of(result: str) -> dict[str, bool]:
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One run of the candidate: ``result`` is ``ok``, ``skipped`` or what was wrong, ``bucket`` its class of shapes.
-
-    ``arm`` is ``"itself"`` where the incumbent ran again in the candidate's place.
-
-    Of the ``elements`` of the outputs ``worst`` is the largest difference as a multiple of what is allowed, ``beyond``
-    how many differ by more than that. ``call`` is the noted call, for writing disagreements; judges do not use it.
-    """
+    In arm ``itself`` the incumbent runs in its place. ``beyond`` of the ``elements`` differ by more than is allowed,
+    the worst by ``worst`` times that. ``call`` is the noted call, for writing disagreements."""
 
     result: str
     bucket: str = ""
@@ -66,11 +61,8 @@ class Judge(Protocol):
 
 class FirstFaults:
     """Rolls back at the first hard fault, or at ``after`` failures in the last ``window`` runs; never promotes.
-
-    It sees every run that raised, but routed calls that did not raise only where they were verified: ``unseen`` gives
-    the number of others. Errors are counted among all runs, and violations, which show in compared runs only, among
-    these.
-    """
+    Errors count among all runs, violations among the compared ones. Routed calls are compared only where they are
+    verified: ``unseen`` gives the number of the other calls that did not raise."""
 
     def __init__(self, after: int, window: int, unseen: Callable[[], int] = lambda: 0) -> None:
         self._after, self._window, self._unseen = after, window, unseen
@@ -84,7 +76,6 @@ class FirstFaults:
         self._violations: deque[int] = deque(maxlen=self._after)
 
     def update(self, observation: Observation) -> Decision:
-        """The decision after all observations, this one included."""
         if observation.result == "skipped":
             return Decision("hold", "not run")
         if observation.result in HARD:

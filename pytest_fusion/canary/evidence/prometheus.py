@@ -59,12 +59,9 @@ _STATES = (*STATES, "tripped")
 
 
 class Prometheus:
-    """A publisher for any number of canaries: ``canary(..., publishers=[prometheus])``.
-
-    Counters grow as the canaries write their blocks, each ``Policy(interval_s)``. Works in the multi-process mode of
-    ``prometheus_client`` too. ``rules`` are those of the canaries. Raises ``CanaryError`` for a second one on the same
-    ``registry``.
-    """
+    """A publisher for any number of canaries: ``canary(..., publishers=[prometheus])``. Supports multi-process mode.
+    Counters grow at each ``Policy(interval_s)``. ``rules`` are those of the canaries. Raises ``CanaryError`` for a
+    second publisher on the same ``registry``."""
 
     def __init__(self, registry: CollectorRegistry = REGISTRY, rules: Rules = RULES) -> None:
         self._rules = rules
@@ -77,7 +74,7 @@ class Prometheus:
             ) from error
 
     def __call__(self, event: Mapping[str, Any]) -> None:
-        """Takes an event of a canary's log. Raises for an invalid one, which the canary counts."""
+        """Processes an event of a canary's log. Raises for an invalid one, which the canary counts."""
         op, kind = event["name"], event["event"]
         if kind in ("start", "rearm"):
             self._create_series(op)

@@ -19,12 +19,11 @@ Role = Literal["critical", "ordinary", "muted"]
 class Metric:
     """A quantity of calls whose mean is judged; more is worse.
 
-    ``scale`` is ``RATE`` for events per call, else that of log ratios of candidate to incumbent, one a block of calls.
-
-    Worse: the mean is shown to be above ``acceptable``, possibly after few observations. Good enough: shown to be below
-    ``limit`` over all calls, and below ``bucket_limit`` in each bucket of some traffic, which has fewer observations;
-    not judged before ``fewest`` observations, ``fewest_in_bucket`` in a bucket. ``itself``: how far from 0 the
-    incumbent compared with itself may be, 0 for no test; promotion takes ``fewest_itself`` observations of it.
+    ``scale`` is ``RATE`` for events per call, else that of log ratios of candidate to incumbent, one per block of
+    calls. Worse: the mean is above ``acceptable``. Good enough: it is below ``limit`` over all calls, after ``fewest``
+    observations, and below ``bucket_limit`` in each bucket of some traffic, which has fewer, after
+    ``fewest_in_bucket``. ``itself`` bounds the distance from 0 of the incumbent compared with itself (0: no test);
+    promotion needs ``fewest_itself`` observations of it.
     """
 
     name: str
@@ -62,8 +61,7 @@ ERROR = Scale(-math.log(4), math.log(4), math.log(4) / 200)
 METRICS = (
     # No correct kernel has any: non-finite where the incumbent is finite, another structure, changed inputs, hangs.
     Metric("fault", RATE, "critical", 0.0, 1e-4, 0.02, 300, 300),
-    # Beyond the tolerance that was calibrated offline. One in 10,000 is not promoted; one in 100,000 is not rolled
-    # back.
+    # Beyond the tolerance calibrated offline. One in 10,000 is not promoted; one in 100,000 is not rolled back.
     Metric("violation", RATE, "critical", 1e-5, 1e-4, 0.02, 300, 300, itself=1e-5),
     Metric("exception", RATE, "critical", 1e-4, 1e-3, 0.02, 300, 300),
     Metric("error_ratio", ERROR, "ordinary", math.log(1.25), math.log(1.25), math.log(1.5), 50, 10),
@@ -75,11 +73,10 @@ METRICS = (
 class Rules:
     """Metrics and error probabilities, which hold for a whole rollout, however often it is judged.
 
-    ``back`` is the probability that a correct candidate is rolled back, shared by all metrics and buckets.
-    ``promoted`` bounds the probability that a candidate is promoted with a metric above its limit: every metric must be
-    shown to be below, so none needs a share (Berger, Technometrics 24, 1982). ``wrong_machine`` is the probability that
-    a sound measurement fails its A/A test. ``most_buckets`` is the size of the family, fixed in advance. ``traffic`` is
-    the share of calls from which on a bucket must pass by itself; ``broken`` the share of observations that may be NaN.
+    ``back``: to roll back a correct candidate, shared by all metrics and buckets. ``promoted``: to promote one with a
+    metric above its limit; all metrics must pass, so none needs a share (Berger, Technometrics 24, 1982).
+    ``wrong_machine``: to fail a sound measurement in its A/A test. ``most_buckets`` is fixed in advance. ``traffic`` is
+    the share of calls above which a bucket must pass by itself, ``broken`` the share of observations that may be NaN.
     """
 
     metrics: tuple[Metric, ...] = METRICS

@@ -1,7 +1,4 @@
-"""`judge`: the verdict on a candidate from its evidence: promote, hold, rollback, error or nodata, with reasons.
-
-It may be called at any time and any number of times: the statistics of `sequential` hold at every look.
-"""
+"""`judge`: the verdict on a candidate from its evidence: promote, hold, rollback, error or nodata, with reasons."""
 
 from __future__ import annotations
 
@@ -23,11 +20,8 @@ _FAIR = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The judgement of one metric, in one bucket or, with ``bucket=None``, over all calls.
-
-    ``estimate`` is the mean of the ``seen`` observations, NaN for none; ``low`` and ``high`` are the ends of its
-    interval, valid at every look, or NaN if not requested. ``share`` is the bucket's part of all calls.
-    """
+    """The judgement of one metric, in one bucket or, with ``bucket=None``, over all calls. ``share`` is the bucket's
+    part of the calls; ``low`` to ``high`` is the interval of the mean ``estimate``. Unknown ones are NaN."""
 
     metric: str
     bucket: str | None
@@ -69,11 +63,11 @@ class Judgement:
 def judge(evidence: Evidence, rules: Rules = RULES, *, intervals: bool = True) -> Judgement:
     """The verdict on the candidate now.
 
-    *rollback*: a critical metric is worse, over all calls or in one bucket. *error*: the measurement or the counts
-    cannot be trusted, so nothing is promoted. *nodata*: no calls, or most metrics have fewer observations than needed.
-    *hold*: an ordinary metric is worse, or something is not yet shown. *promote*: every metric is good enough over all
-    calls and in each bucket of some traffic. ``intervals=False`` leaves out the intervals of the findings, which take
-    most of the time and decide nothing.
+    *rollback*: a critical metric is worse, over all calls or in a bucket. *error*: measurement or counts are
+    unreliable. *nodata*: no calls, or most metrics have too few observations. *hold*: an ordinary metric is worse, or
+    something is not yet shown. *promote*: every metric is good enough, over all calls and in each bucket of some
+    traffic. ``intervals=False`` leaves out the intervals of the findings, which take most of the time and decide
+    nothing.
     """
     total = sum(evidence.calls.values())
     findings = list(_findings(evidence, rules, total, intervals))
@@ -171,7 +165,7 @@ def _untested(metric: Metric, evidence: Evidence) -> str:
 
 
 def _lopsided(metric: Metric, evidence: Evidence, rules: Rules, total: int) -> str:
-    """A bucket with too few of the observations for their mean to be that of the traffic, as a sentence."""
+    """A sentence about a bucket with too few observations for its share of the calls; empty if there is none."""
     seen = evidence.pooled(metric.name).seen
     for bucket, calls in sorted(evidence.calls.items()):
         share = calls / total
@@ -195,7 +189,7 @@ def _finding(
     held: str,
     untested: str,
 ) -> Finding:
-    """``held`` is why nothing can be shown to be good enough yet, ``untested`` why not to be worse either."""
+    """The finding. ``held`` says why nothing is good enough yet, ``untested`` why nothing is worse."""
     limit, fewest = (metric.limit, metric.fewest) if bucket is None else (metric.bucket_limit, metric.fewest_in_bucket)
     counts, scale, seen = tally.counts, metric.scale, tally.seen
     enough = math.log(1 / rules.promoted)

@@ -1,16 +1,10 @@
 """Tests and intervals for a mean that hold after every observation: betting on binned, bounded values.
 
-A gambler who starts with 1 and bets that the mean is above ``m`` gets, for an observation ``x`` of at least ``low``,
-``(x - low) / (m - low)`` for each coin that he stakes and keeps the rest. Where the mean is at most ``m``, whatever
-came before, no stake makes his wealth grow on average, and by Ville's inequality it ever reaches ``1 / alpha`` with at
-most the probability ``alpha``, however often one looks (Waudby-Smith and Ramdas, JRSS-B 86, 2024). He splits his coins
-over fixed stakes from all to almost nothing, once and for all (Cover's universal portfolio; Orabona and Jun, IEEE
-Trans. Inf. Theory 70, 2024). His wealth then depends on how often each value occurred and not on the order, so counts
-of many processes add up to one valid statement.
-
-For values 0 and 1 this is the likelihood ratio of a mixture of rates. Nothing is assumed about the distribution, only
-that values are bounded (what lies outside is clipped: the statement is about the clipped mean) and that no observation
-has, given the earlier ones, a mean beyond ``m``. Pairs in random order have that even on a machine that drifts.
+docs/internals/canary-evidence.md explains the bets. In a bet on a mean above ``m`` an observation ``x`` pays
+``(x - low) / (m - low)`` per staked coin. If the mean is at most ``m``, the wealth ever reaches ``1 / alpha`` with
+probability ``alpha`` at most (Waudby-Smith and Ramdas, JRSS-B 86, 2024). Stakes are fixed (Cover's universal portfolio;
+Orabona and Jun, IEEE Trans. Inf. Theory 70, 2024). For values 0 and 1 the wealth is the likelihood ratio of a mixture
+of rates. Values outside the scale are clipped: the statement is about the clipped mean.
 """
 
 from __future__ import annotations
@@ -25,19 +19,16 @@ from numpy.typing import NDArray
 
 # Stakes are 1, 1/2, 1/4, ... of the coins: 2^-20 is best for a rate of 10^-6 above an allowed one of zero.
 _STAKES = 2.0 ** -np.arange(21)
-# Half of the coins are on the highest stake. For a rate below a limit that is the rule of three, looked at all the
-# time: with no event, log(2 / alpha) / limit observations are enough. The others share the rest equally.
+# Half of the coins are on the highest stake: without an event, log(2 / alpha) / limit observations show that a rate is
+# below the limit, a rule of three for every look. The others share the rest equally.
 _SHARES = np.array([0.5] + [0.5 / 20] * 20)
-# If one value in so many is at an end of the scale, the mean is only a bound; single ones are interrupts.
+# If one value in so many is at an end of the scale, the mean is only a bound. Single ones are interrupts.
 _CLIPPED = 10
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """The grid of counted values: ``low``, ``low + step``, ... up to ``high``.
-
-    A mean of rounded values is off by half a step at most. Raises ``ValueError`` where steps do not end at ``high``.
-    """
+    """The grid ``low``, ``low + step``, ... ``high``: a mean is off by half a step at most. Raises ``ValueError``."""
 
     low: float
     high: float
@@ -78,10 +69,7 @@ def in_percent(ratio: float) -> str:
 
 
 def percent(counts: Mapping[int, int], scale: Scale) -> str:
-    """The mean of log ratios in per cent, with "at least" or "at most" where many were clipped.
-
-    Without these words a candidate thirty times slower would show as +28.4 %, the end of the scale.
-    """
+    """The mean of log ratios in per cent: "at least +28.4 %" where many values were clipped to an end of the scale."""
     low, high, total = counts.get(0, 0), counts.get(scale.size - 1, 0), sum(counts.values())
     bound = "at least " if high > low else "at most " if low > high else ""
     shown = in_percent(mean(counts, scale))
@@ -89,19 +77,16 @@ def percent(counts: Mapping[int, int], scale: Scale) -> str:
 
 
 def above(counts: Mapping[int, int], scale: Scale, bound: float) -> float:
-    """Logarithm of the evidence that the mean is above ``bound``: it ever exceeds ``log(1 / alpha)`` by chance in at
-    most ``alpha`` of all streams whose mean is not.
-
-    ``counts`` says how often each index of ``scale`` occurred. ``bound`` at ``low`` or under it makes the first other
-    value infinite evidence; at ``high`` or over it there is never any.
-    """
+    """Logarithm of the evidence that the mean is above ``bound``, from the counts of each index of ``scale``.
+    It ever exceeds ``log(1 / alpha)`` in at most ``alpha`` of the streams whose mean is not above. With
+    ``bound <= low`` the first other value is infinite evidence; with ``bound >= high`` there is none."""
     if bound <= scale.low:
         return math.inf if any(index > 0 and count for index, count in counts.items()) else 0.0
     return _wealth(counts, _payoffs(scale, bound, up=True)) if bound < scale.high else 0.0
 
 
 def below(counts: Mapping[int, int], scale: Scale, bound: float) -> float:
-    """The same as :func:`above`, for a mean below ``bound``."""
+    """As :func:`above`, for a mean below ``bound``."""
     if bound >= scale.high:
         top = scale.size - 1
         return math.inf if any(index < top and count for index, count in counts.items()) else 0.0
@@ -109,10 +94,7 @@ def below(counts: Mapping[int, int], scale: Scale, bound: float) -> float:
 
 
 def interval(counts: Mapping[int, int], scale: Scale, alpha: float) -> tuple[float, float]:
-    """A confidence interval of the mean: it ever excludes the true one in at most ``alpha`` of all streams.
-
-    Raises ``ValueError`` for an ``alpha`` that is no probability.
-    """
+    """The interval that ever excludes the true mean in at most ``alpha`` of all streams. Raises ``ValueError``."""
     if not 0 < alpha < 1:
         raise ValueError(f"alpha is {alpha}, and must be a probability between 0 and 1")
     needed = math.log(2 / alpha)

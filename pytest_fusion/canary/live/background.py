@@ -1,4 +1,4 @@
-"""The one background thread of a process, for files, clocks and results of its canaries, off the hot path."""
+"""The one background thread of a process, for the files, clocks and results of its canaries."""
 
 from __future__ import annotations
 

@@ -45,10 +45,7 @@ class NotedCall:
 
 
 class Disagreements:
-    """Writes the disagreements of one canary in one process to ``folder / "finds"``; without a folder, nothing.
-
-    No method raises. ``written`` and ``lost`` are counts, ``troubles`` has the reasons for losses.
-    """
+    """Writes a canary's disagreements in this process to ``folder / "finds"``, if there is a folder. Never raises."""
 
     def __init__(
         self,
@@ -91,7 +88,7 @@ class Disagreements:
             bucket = bucket_of(args, kwargs)
             if self._found[bucket] >= MOST_PER_BUCKET or self.written >= _MOST:
                 return None
-            # Comparisons wait by the hundred; the copies that wait with them are bounded as those on disk.
+            # Hundreds of comparisons may wait; their copies have the same bound as those on disk.
             with self._holding:
                 held = sum(look.call.held_bytes for look in self._looks)
             room = _MOST_TENSOR_BYTES - held if self._keep_bytes else 0

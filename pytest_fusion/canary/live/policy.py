@@ -23,10 +23,7 @@ class Mode:
 
     @classmethod
     def parse(cls, text: str, share: float) -> Mode:
-        """``"off"``, ``"shadow"``, ``"route"``, ``"route 0.05"`` or ``"full"``; ``share`` where the text has none.
-
-        Raises ``CanaryError``.
-        """
+        """The mode of ``"shadow"``, ``"route 0.05"``, ...; ``share`` is the default. Raises ``CanaryError``."""
         word, _, rest = str(text).strip().lower().replace(":", " ").replace("=", " ").partition(" ")
         rest = rest.strip()
         if word not in STATES:
@@ -66,25 +63,24 @@ _WAYS = ("request", "process")
 class Policy:
     """What a canary may do. Raises :class:`~pytest_fusion.errors.CanaryError` for impossible values.
 
-    ``state`` is where it starts: ``"off"``, ``"shadow"``, ``"route"`` or ``"full"``. Shares are of calls, 0 to 1:
-    ``share`` goes to the candidate in ``route``, ``shadow`` is compared in ``shadow``, ``verify`` of what the candidate
-    served is compared afterwards. ``timed`` of the calls that are compared in shadow are timed: both kernels run once
-    more, on copies. On average this takes at most ``gpu_share`` of a GPU's time; 1 is no limit.
+    ``state`` is the first state: ``"off"``, ``"shadow"``, ``"route"`` or ``"full"``. Shares are of calls, 0 to 1:
+    ``share`` goes to the candidate in ``route``, ``shadow`` is compared in ``shadow``, ``verify`` of the calls that the
+    candidate served is compared afterwards. ``timed`` of the calls compared in shadow are timed: both kernels run once
+    more, on copies. All this takes at most ``gpu_share`` of a GPU's time on average; 1 is no limit.
 
-    ``by`` says what is routed: each request, or the whole process (named by ``replica``, by default by host and process
-    id). ``rollout`` and ``salt`` are part of the hash: use the same in all processes, or the shares differ. A trip
-    holds for its ``rollout``.
+    ``by`` is the unit of routing: each request, or the process (named by ``replica``, by default host and process id).
+    ``rollout`` and ``salt`` are part of the hash: in all processes the same, or the shares differ. A trip holds for its
+    ``rollout``.
 
-    ``writes`` names the arguments that either kernel writes, ``()`` for none. ``None`` means unknown: every routed call
-    then copies all its tensors, so that it can fall back on the incumbent. ``scratch`` names arguments whose contents
-    do not matter afterwards. ``tolerance`` is the allowed difference between the two kernels; ``None`` allows about
-    four roundings of the dtype.
+    ``writes`` names the arguments that either kernel writes, ``()`` for none. With ``None`` (unknown) every routed call
+    copies all its tensors, to fall back on the incumbent. Contents of ``scratch`` arguments do not matter afterwards.
+    ``tolerance`` is the allowed difference between the kernels; ``None`` allows about four roundings of the dtype.
 
     ``trip_after`` failures in ``trip_window`` runs of the candidate roll it back. ``timeout_s`` limits one run,
-    compilation included. ``memory_mib`` limits the copies of a call. ``file`` is read every ``interval_s``; when it can
-    no longer be read, the canary is off after ``stale_s``. ``directory`` gets the event log (at most twice
-    ``log_mib``), the mark of a trip and, in ``finds``, the calls on which the kernels disagreed: up to 20 of each class
-    of shapes, as files that reproduce them; with ``keep_tensors``, the tensors themselves.
+    compilation included, ``memory_mib`` the copies of a call. ``file`` is read every ``interval_s``; unreadable for
+    ``stale_s``, it means off. ``directory`` gets the event log (at most twice ``log_mib``), the mark of a trip and, in
+    ``finds``, files that reproduce up to 20 disagreements of each class of shapes, with ``keep_tensors`` their tensors
+    too.
     """
 
     state: str = "shadow"
@@ -136,7 +132,7 @@ class Policy:
 
     @property
     def mode(self) -> Mode:
-        """The mode in which a canary starts."""
+        """The first mode of a canary."""
         return Mode.parse(self.state, self.share)
 
     def _wrong(self, name: str, expected: str) -> CanaryError:

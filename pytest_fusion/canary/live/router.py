@@ -66,11 +66,10 @@ def canary(
 ) -> Canary:
     """A callable that replaces ``incumbent`` and routes calls between it and ``candidate``.
 
-    ``candidate`` takes the same arguments. ``judge`` sees every run of the candidate and may roll it back; the default
-    one looks for faults only. With ``rules`` the evidence of this process is also judged at each interval. With
-    ``spec`` the errors of both kernels are measured, now and then, against the spec's reference, and calls on which
-    the kernels disagree are written to ``policy.directory`` as replay files for its test. ``publishers`` are called
-    with each event, in the background. Raises ``CanaryError``.
+    ``judge`` sees every run of the candidate and may roll it back; the default one looks for faults only. With
+    ``rules`` the evidence of this process is judged at each interval. With ``spec`` some calls measure both errors
+    against its reference, and disagreements are written to ``policy.directory`` as replay files for its test.
+    ``publishers`` are called with each event, in the background. Raises ``CanaryError``.
     """
     if not isinstance(name, str) or not name.strip() or any(sign in name for sign in ":#*\n"):
         raise CanaryError(f"canary({name!r}): expected a name without ':', '#', '*' or line ends, as 'rms_norm'")
@@ -179,11 +178,8 @@ class Canary:
         return self._ledger.evidence()
 
     def set_state(self, state: str | None) -> str:
-        """Sets ``"off"``, ``"shadow"``, ``"route 0.05"`` or ``"full"`` at once; ``None`` removes the setting.
-
-        Returns the state that holds: the environment, the file and a trip can still be more restrictive. Raises
-        ``CanaryError``.
-        """
+        """Sets ``"off"``, ``"shadow"``, ``"route 0.05"`` or ``"full"`` at once; ``None`` removes the setting. Raises
+        ``CanaryError``. Returns the state that holds: environment, file and trip may be more restrictive."""
         self._control.call(state)
         self._apply()
         return self.state
@@ -249,7 +245,7 @@ class Canary:
         self._draw()
 
     def close(self) -> None:
-        """Calls only the incumbent from now on, and stops the background work."""
+        """Routes all calls to the incumbent from now on, and stops the background work."""
         background.remove(self)
         self._control.call("off")
         self.refresh()

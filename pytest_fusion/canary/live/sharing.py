@@ -1,4 +1,4 @@
-"""Which request a call belongs to, and so which kernel serves it and whether it is compared."""
+"""The request that a call belongs to, which decides the kernel that serves it; the sample of calls to compare."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from pytest_fusion.canary.live.policy import Mode, Policy
 from pytest_fusion.case import counter_random
 
-# Random numbers are made for so many calls at once: one by one they took 0.5 us a call, a third of a canary in shadow.
+# Random numbers drawn at once: one by one they took 0.5 us a call, a third of a canary in shadow.
 _AT_ONCE_BITS = 10
 
 _KEY: ContextVar[str | None] = ContextVar("pytest_fusion_canary_request", default=None)
@@ -22,7 +22,7 @@ _KEY: ContextVar[str | None] = ContextVar("pytest_fusion_canary_request", defaul
 
 @contextmanager
 def request(key: object) -> Iterator[None]:
-    """Assigns the calls inside to the request ``key``: the same kernel serves all of them while the share holds.
+    """Assigns the calls inside to the request ``key``: one kernel serves all of them while the share holds.
 
     Use the request's own id, the same on every rank of a tensor-parallel group: ranks that decide differently diverge.
     """

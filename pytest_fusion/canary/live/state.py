@@ -15,7 +15,7 @@ from pytest_fusion.canary.live.policy import OFF, Mode, Policy
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.wording import brief
 
-# A file of states is a few lines; what is longer is another file.
+# A file of states is a few lines; a longer file is another one.
 _LONGEST = 1 << 20
 
 
@@ -27,10 +27,7 @@ class PatientFile:
         self._reading: Future[str] | None = None
 
     def read(self) -> str:
-        """The text. Raises ``ValueError`` and ``OSError``, as ``TimeoutError`` where the disk does not answer.
-
-        A reading that takes longer goes on, and the next call returns what it read.
-        """
+        """The text. Raises ``ValueError``, ``OSError``; after a ``TimeoutError`` the next call has what was read."""
         if self._reading is None:
             self._reading = Future()
             arguments = self._path, self._reading
@@ -64,12 +61,8 @@ def _most_cautious(modes: Iterable[Mode | None]) -> Mode | None:
 
 
 class Control:
-    """The mode of one canary: the most cautious of what environment, file and call set.
-
-    Where none of them sets one, the policy's state counts. ``look`` reads environment and file; it is called at
-    intervals off the hot path. ``report`` gets a message about each problem with them, once per change. Safe to use
-    from any thread.
-    """
+    """The mode of one canary: the most cautious of environment, file and call, else the policy's. For any thread.
+    ``look`` reads environment and file, off the hot path; ``report`` gets each problem with them once per change."""
 
     def __init__(
         self,

@@ -31,11 +31,8 @@ class _Entry:
 
 
 class Watchdog:
-    """Runs calls and notes when they began; ``look`` interrupts those that began too long ago.
-
-    Python code is interrupted, and the caller of ``run`` gets ``CandidateHungError``. Code that never returns to Python
-    (a kernel, a lock in C) cannot be: its thread hangs, and the incumbent serves the others.
-    """
+    """Runs calls; ``look`` raises ``CandidateHungError`` in those that began too long ago. Code that never returns to
+    Python (a kernel, a lock in C) is not interrupted: its thread hangs, and the incumbent serves the others."""
 
     def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._timeout_s = timeout_s

@@ -1,4 +1,4 @@
-"""`Ran`: the result of one kernel on one case; `Pair`: both results, and what they say of the candidate."""
+"""`Ran`: the result of one kernel on one case; `Pair`: both results, and the candidate's standing."""
 
 from __future__ import annotations
 
@@ -24,13 +24,12 @@ FOREIGN = "foreign"
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The verdict of the plugin's checks on one case.
+    """The verdict of the checks on one case; ``check`` is the failed one, or the kind of a rejection.
 
-    ``check`` is the one that failed, or the kind of a rejection; ``refused`` is True for a rejection by the kernel
-    itself (an exception in ``rejects=``) and False if the case could not be judged. ``varies``: outputs differ from run
-    to run, as ``deterministic=`` allows. ``ratio`` is the worst error over the allowed one. ``work`` counts Triton
-    launches and operators of torch in the case's first call, ``triton`` is True if there was a launch. ``seed`` is that
-    of the case that shows the failure. ``hazards`` are codes of hazards that the spec does not accept.
+    ``refused``: the kernel itself rejects the case (``rejects=``); else the case could not be judged. ``varies``:
+    outputs differ from run to run, as ``deterministic=`` allows. ``ratio``: the worst error over the allowed one.
+    ``work``: Triton launches and operators of torch in the first call; ``triton``: there was a launch. ``seed``: of the
+    case that fails. ``hazards``: codes that the spec does not accept.
     """
 
     verdict: Literal["pass", "fail", "rejected"]
@@ -57,10 +56,7 @@ _DEFAULTS = asdict(Ran("pass"))
 
 
 def ran(result: CaseResult, refusals: Mapping[str, str], accepted: Collection[str] = ()) -> Ran:
-    """The result of a judged case; ``refusals`` has a sentence for each kind of rejection.
-
-    ``accepted`` are codes of findings that the spec accepts.
-    """
+    """The result of a judged case, with a sentence of ``refusals`` for a rejection, without ``accepted`` hazards."""
     kind = result.rejected
     triton = any(launch.programs for launch in result.launches)
     if kind is not None:
@@ -81,7 +77,7 @@ def ran(result: CaseResult, refusals: Mapping[str, str], accepted: Collection[st
 
 
 def died(what: str, *, late: bool = False) -> Ran:
-    """The result of a kernel whose process ended, or gave no answer in time, as may happen on a busy machine."""
+    """The result of a kernel whose process ended, or gave no answer in time, as can happen on a busy machine."""
     return Ran("rejected", "too-slow", what) if late else Ran("fail", "crash", what)
 
 
@@ -90,28 +86,25 @@ def _finite(value: float | None) -> float | None:
     return None if value is None or value != value else min(value, 1e300)
 
 
-# ``passes``: both do. ``worse``: the candidate fails where the incumbent does not. ``better``: the other way round.
-# ``known-bad``: both fail alike. ``both-fail``: by different checks, or the candidate by far more. ``refuses`` and
-# ``accepts``: the candidate alone refuses, or takes, the case. ``not-asked``: one or both could not be judged.
-# ``foreign``: the two got different inputs. ``unexcused``: the candidate fails, and the incumbent could not be judged.
+# ``passes``: both do. ``worse``: only the candidate fails. ``better``: only the incumbent fails. ``known-bad``: both
+# fail alike. ``both-fail``: by different checks, or the candidate by far more. ``refuses`` and ``accepts``: only the
+# candidate refuses, or takes, the case. ``not-asked``: one or both could not be judged. ``foreign``: the two got
+# different inputs. ``unexcused``: the candidate fails, and the incumbent could not be judged.
 Standing = Literal[
     "worse", "unexcused", "both-fail", "refuses", "known-bad", "better", "accepts", "passes", "foreign", "not-asked"
 ]
 STANDINGS: tuple[Standing, ...] = get_args(Standing)
 Source = Literal["fuzzed", "example", "pinned", "known", "recorded"]
 
-# A failure by values is known when the candidate's error is at most so many times the incumbent's.
+# A failure by values is known if the candidate's error is at most so many times the incumbent's.
 _FAR_WORSE = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Both kernels on one case. ``text`` describes it, ``case`` has it as JSON where reports need it.
-
-    ``errors`` has (candidate's, incumbent's) by output; ``launches`` and ``memory`` (bytes) are pairs in that order,
-    ``None`` if one is not known. ``more`` names the kernels that the candidate launches more often. ``unmeasured``
-    says why there are no errors where results could have some.
-    """
+    """Both kernels on one case. ``case`` is its JSON where reports need it. ``errors`` by output, ``launches`` and
+    ``memory`` (bytes) are (candidate's, incumbent's), ``None`` if one is not known. The candidate launches the kernels
+    in ``more`` more often. ``unmeasured`` is the reason why errors are missing."""
 
     text: str
     source: Source
@@ -127,7 +120,7 @@ class Pair:
     unmeasured: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The pair in JSON types, without what is not known; ``text`` and ``reason`` are always there."""
+        """The pair in JSON types, without unknown values; ``text`` and ``reason`` are always present."""
         data = {name: getattr(self, name) for name in self.__slots__}
         data |= {"candidate": self.candidate.as_json(), "incumbent": self.incumbent.as_json()}
         return {name: value for name, value in data.items() if value or name in ("text", "reason")}

@@ -32,17 +32,17 @@ from pytest_fusion.run.process.worker import WorkerLost
 
 # Cases whose launches are counted: where nothing seems to differ, and at most.
 _COUNTED, _MOST_COUNTED = 8, 60
-# Cases that the candidate alone fails: so many are confirmed by all checks of the incumbent; after so many it stops.
+# Cases that only the candidate fails: all checks of the incumbent confirm so many; after so many the run ends.
 _CONFIRMED, _ENOUGH = 3, 20
-# Noted in place of a kernel while both are measured: if the process ends then, either may be the cause.
+# Noted in place of a kernel while both are measured. If the process ends then, either may be the cause.
 COSTS = "costs"
-# Cases that are reported in full: those with a standing that a reader must look at.
+# Standings that a reader must look at: their cases are reported in full.
 _IN_FULL: tuple[Standing, ...] = ("worse", "both-fail", "known-bad", "better", "refuses", "foreign", "unexcused")
 
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A case in which a kernel's process ended, with the known results; the case is not run again for these."""
+    """A case in which a kernel's process ended. It does not run again for the known results."""
 
     candidate: Ran | None
     incumbent: Ran | None
@@ -82,10 +82,7 @@ class Extra:
 
 
 class TwoKernels:
-    """Judges the cases of one spec for two kernels; it continues after failures.
-
-    ``judging`` and ``cases`` are the candidate's, as in a test of its own; ``extra`` has cases beyond those.
-    """
+    """Judges the cases of one spec, and ``extra`` cases, for two kernels; it continues after failures."""
 
     def __init__(self, judging: Judging, cases: Cases, outer: Any, opponent: Opponent, extra: Extra) -> None:
         self.judging, self.cases, self.outer = judging, cases, outer
@@ -158,8 +155,7 @@ class TwoKernels:
         theirs = dead.incumbent if dead is not None and dead.incumbent is not None else self._other(case, again=again)
         standing, reason = classify(ours, theirs)
         if standing == "worse" and theirs.verdict == "pass" and self.worse < _CONFIRMED:
-            # The incumbent may not have run all costly checks on this case. A check that depends on chance gets three
-            # tries.
+            # The incumbent may have skipped costly checks here. A check that depends on chance gets three tries.
             for _ in range(3 if ours.check == "repeat" else 1):
                 theirs = self._other(case, again=True, alone=True)
                 if theirs.verdict != "pass":
@@ -208,7 +204,7 @@ class TwoKernels:
         return pair
 
     def _by_reference_of_today(self, theirs: Ran, found: Measured, reference: ReferenceRun, expected: Outputs) -> Ran:
-        """The incumbent's verdict by today's reference, where its own reference gave other results."""
+        """The incumbent's verdict by today's reference, if its own reference gave other results."""
         self.old_reference += 1
         if theirs.verdict == "fail" and theirs.check != "values":
             return theirs
@@ -235,7 +231,7 @@ class TwoKernels:
         return found
 
     def _counted(self, case: Case, pair: Pair) -> Pair:
-        """The pair with the launches of both, for a few cases and those that seem to differ, if they are exact."""
+        """The pair with both launch counts if they are exact, for a few cases and those that seem to differ."""
         ours, theirs = pair.candidate, pair.incumbent
         if self.context.device.type != "cuda" and not (ours.triton and theirs.triton):
             return pair  # what runs may be a path for the CPU
@@ -258,12 +254,12 @@ class TwoKernels:
             return self.opponent.judge(case, again=again, alone=alone)
 
     def compiling(self, case: Case) -> None:
-        """Notes, for the process that watches this one, that something is compiled or timed."""
+        """Notes for the supervising process that something is compiled or timed."""
         self.judging.note({"case": case.as_json(), "cases": self.tally.cases, "arm": COSTS, COMPILING: "both kernels"})
 
     @contextmanager
     def _incumbent(self, case: Case) -> Iterator[None]:
-        """Notes, for the process that watches this one, that the incumbent runs inside and may compile."""
+        """Notes for the supervising process that the incumbent runs inside and may compile."""
         compiling = {COMPILING: "the incumbent"} if self.context.device.type == "cuda" else {}
         self.judging.note({"case": case.as_json(), "cases": self.tally.cases, "arm": "incumbent", **compiling})
         try:

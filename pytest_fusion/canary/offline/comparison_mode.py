@@ -1,4 +1,4 @@
-"""One test with two kernels, from spec to record: the comparison in a child, what ends a process, and the verdict."""
+"""One test with two kernels, from spec to record: a comparison in a child, deaths of processes, and the verdict."""
 
 from __future__ import annotations
 
@@ -37,19 +37,16 @@ from pytest_fusion.run.process.fork import Channel, Crash, run_isolated, unwrap
 from pytest_fusion.run.process.supervisor import PATIENCE
 from pytest_fusion.run.process.worker import WorkerLost
 
-# Each death starts all cases anew, in a fresh process.
+# After each death all cases run again, in a fresh process.
 _MOST_DEATHS = 4
 CHECK = "canary"
-# Sizes at which both kernels are compiled to see what they spill: a minute at the most, of all cores.
+# Sizes at which both kernels are compiled for their spills: at most a minute of all cores.
 _MOST_COMPILED = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """The mode of ``--fusion-canary``: the test's kernel and the incumbent on the same cases.
-
-    Only a rollback and an error fail the test.
-    """
+    """The mode of ``--fusion-canary``: both kernels on the same cases. Only a rollback and an error fail the test."""
 
     incumbent: Incumbent
 
@@ -79,7 +76,7 @@ class Compare:
 
 
 def record_with(job: Job, comparison: Comparison, tally: Tally | None, rival: Incumbent) -> TestRecord:
-    """The record of what two kernels came to; with the replay file and the diagnosis of a rollback's case."""
+    """The record of a comparison; a rollback has the replay file and the diagnosis of its case."""
     name, decision = job.spec.name, comparison.decision
     as_json = comparison.as_json()
     reasons = "\n".join(f"  {reason}" for reason in comparison.reasons)
@@ -92,14 +89,14 @@ def record_with(job: Job, comparison: Comparison, tally: Tally | None, rival: In
     if tally is not None:
         record = replace(record_of(job, replace(tally, failure=None)), verdict=record.verdict, canary=as_json)
     if decision == "nodata":
-        # One line: it is why the test is skipped.
+        # One line, because it is the reason of a skip.
         message = f"canary nodata, against {rival.named}: {'; '.join(comparison.reasons)}"
     failed = decision in ("rollback", "error")
     return replace(record, failed_check=CHECK if failed else None, message="" if record.verdict == "pass" else message)
 
 
 class _InChildren:
-    """The comparison of one test in a child, begun anew without the cases in which a process ended."""
+    """The comparison of one test in a child, repeated without the cases in which a process ended."""
 
     def __init__(self, job: Job, rival: Incumbent, opponent: Opponent) -> None:
         self.job, self.rival, self.opponent = job, rival, opponent
@@ -116,7 +113,7 @@ class _InChildren:
                 self._bury(Case.from_json(outcome.case), incumbent=died(outcome.reason, late=outcome.late))
                 self.rival.reopen()
                 continue
-            self.rival.reopen()  # the question that it was compiled last may be half answered
+            self.rival.reopen()  # a compile request may be half answered
             note = outcome.last_note or {}
             if "case" not in note:
                 raise CanaryError(f"the process of the two kernels ended before any case ran ({outcome.detail})")
@@ -142,7 +139,7 @@ class _InChildren:
         self.dead[case.key()] = Dead(candidate or before.candidate, incumbent or before.incumbent)
 
     def _after_crash(self, case: Case, outcome: Crash) -> Pair:
-        """Compare with the incumbent, run alone on the case in which the candidate's process ended."""
+        """The pair of a case in which the candidate's process ended; the incumbent runs alone."""
         ours = died(outcome.detail)
         theirs = self._alone(case)
         standing, reason = classify(ours, theirs)
@@ -200,7 +197,7 @@ class _InChildren:
         return found
 
     def _costs(self, found: Found, both: TwoKernels, traffic: RecordedCases | None) -> None:
-        """Measure latency, recompilations and spills, unless a case decides for a rollback already."""
+        """Measures latency, recompilations and spills, unless a case already decides for a rollback."""
         seen, without, keys = found.evidence, self.rival.without, both.passed
         if both.regression is not None:
             seen.compiled = seen.spills = seen.untimed = "a case that the candidate alone fails decides already"

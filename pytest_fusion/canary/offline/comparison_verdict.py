@@ -1,4 +1,4 @@
-"""`conclude`: the verdict on a candidate from all compared cases, by one finding for each metric."""
+"""`conclude`: the verdict on a candidate from all compared cases, with one finding for each metric."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class Comparison:
 
 @dataclass(slots=True)
 class Evidence:
-    """Everything measured when the last case has run. ``untimed`` says why there is no latency."""
+    """All measurements after the last case. ``untimed`` is the reason for no latency."""
 
     pairs: list[Pair] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
     untimed: str = "nothing was timed"
-    # For candidate and incumbent, or the reason why they are not known.
+    # For candidate and incumbent, or the reason why they are unknown.
     compiled: tuple[Compiled, Compiled] | str = "not measured"
     spills: tuple[Spills, Spills] | str = "not measured"
-    # Why the measurement failed; nothing is promoted then, and no kernel blamed.
+    # Why the measurement failed. Then nothing is promoted, and no kernel blamed.
     broken: str = ""
     notes: list[str] = field(default_factory=list)
 

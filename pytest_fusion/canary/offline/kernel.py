@@ -1,7 +1,4 @@
-"""`Kernel`: one of the two compared kernels, judged and measured case by case in this process.
-
-Results go from one process to the other as bytes in a file. No pickle.
-"""
+"""`Kernel`: one of two compared kernels, judged and measured case by case; results are stored as bytes, not pickles."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ from pytest_fusion.spec.promises import Tolerance
 from pytest_fusion.spec.wording import brief, out_of_memory
 
 _LENGTH = struct.Struct(">I")
-# The dtypes of results, by name; a name from elsewhere is looked up here and nowhere else.
+# The dtypes of results, by name; other names are invalid.
 _DTYPES = {str(found): found for found in vars(torch).values() if isinstance(found, torch.dtype)}
 
 
@@ -84,10 +81,7 @@ _AS_IT_IS = ("grad", "deterministic", "invariant", "mutates", "clobbers", "max_l
 
 @dataclass(slots=True)
 class Measured:
-    """The outputs of one call, with digests of its inputs and of the reference's outputs.
-
-    ``problem`` says why there are no outputs. ``memory`` is the peak of bytes beyond the inputs, on a GPU.
-    """
+    """One call's outputs or ``problem``, digests of inputs and reference, and peak ``memory`` (bytes beyond inputs)."""
 
     inputs: str = ""
     reference: str = ""
@@ -97,7 +91,7 @@ class Measured:
 
 
 class Kernel:
-    """A kernel that is judged and measured case by case, in this process."""
+    """A kernel in this process."""
 
     def __init__(self, context: Context) -> None:
         self.context, self.spec = context, context.spec
@@ -105,7 +99,7 @@ class Kernel:
         self._launches: dict[str, list[Specialisation]] = {}
 
     def judge(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
-        """The verdict of all checks; ``alone`` runs every check on this case, whatever others have cost."""
+        """The verdict of all checks; ``alone`` runs every check on this case, regardless of the cost so far."""
         context = self.context
         if alone:
             new = Context(context.spec, context.device, context.extra, programs=context.programs, deep=context.deep)
@@ -115,7 +109,7 @@ class Kernel:
         return found
 
     def measure(self, case: Case) -> Measured:
-        """Calls the kernel once more, on new inputs. An exception here becomes the ``problem``, not a verdict."""
+        """Calls the kernel once more, on new inputs. An exception here is a ``problem``, not a verdict."""
         context, spec = self.context, self.spec
         try:
             logical = make_inputs(spec, case, context.device)
@@ -132,7 +126,7 @@ class Kernel:
                 return found
             found.reference = digest({str(i): t for i, t in enumerate(reference.native)})
         launches: list[Noted] = []
-        with noted(launches, strict=False):
+        with noted(launches):
             outcome, placed = call(context, case, logical, FILLS[0])
         self._launches[case.key()] = [stood for one in launches if (stood := _representative(one)) is not None]
         if outcome.error is not None:
@@ -160,7 +154,7 @@ class Kernel:
                 rewrite(placed, logical)
 
             if context.device.type == "cuda":
-                # The profiler's second opinion takes seconds a call.
+                # The profiler as a cross-check takes seconds a call.
                 capture = not spec.syncs
                 arguments = placed.arguments
                 return counting.count(once, arguments, context.device, prepare=back, capture=capture, cross_check=False)
@@ -177,7 +171,6 @@ class Kernel:
         return compiled(self._launches, keys)
 
     def spills(self, sized: Sequence[tuple[str, Case]]) -> Spills:
-        """What its Triton kernels spill at these sizes."""
         return spills(self.spec, sized, self.context.device, self.context.extra)
 
     def _peak(self, case: Case, logical: Mapping[str, Any]) -> int | None:
@@ -196,20 +189,20 @@ class Kernel:
 
 
 def _representative(launch: Noted) -> Specialisation | None:
-    """The specialisation of a launch; for an autotuned one that of a fixed config, whichever won this time."""
+    """The specialisation of a launch; for an autotuned one that of a fixed config, whichever config won."""
     if launch.specialisation is None:
         return None
     return min((launch.specialisation, *launch.others), key=Specialisation.key)
 
 
 def release_memory(device: torch.device) -> None:
-    """Frees the cached memory of a GPU's allocator if it is large: the other process may need it for the same case."""
+    """Frees a GPU allocator's cache if it is large: the other process may need the memory for the same case."""
     if device.type == "cuda" and torch.cuda.memory_reserved(device) > _MOST_BYTES:
         torch.cuda.empty_cache()
 
 
 def without_fixtures(fused: Callable[..., Any], extra: tuple[str, ...]) -> Callable[..., Any]:
-    """``fused``, called without those of the fixtures ``extra`` that it does not take."""
+    """``fused`` as a function that ignores the fixtures in ``extra`` that it does not take."""
     try:
         parameters = inspect.signature(fused).parameters
     except (TypeError, ValueError):
@@ -247,7 +240,7 @@ def kernel_beside(spec: FusionSpec, context: Context, fused: Callable[..., Any])
 
 
 def contract(spec: FusionSpec) -> dict[str, Any]:
-    """The promises of a spec in JSON types: both kernels are held to these, whatever the incumbent's spec says."""
+    """The promises of a spec in JSON types. Both kernels have these, whatever the incumbent's spec says."""
     found: dict[str, Any] = {name: getattr(spec, name) for name in _AS_IT_IS}
     found["tolerance"] = asdict(spec.tolerance) if isinstance(spec.tolerance, Tolerance) else spec.tolerance
     found["without"] = dict(spec.without)

@@ -1,4 +1,4 @@
-"""`Finding`: the candidate beside the incumbent in one metric: accuracy, launches, memory, latency and others."""
+"""`Finding`: the candidate beside the incumbent in one metric, for example accuracy, launches, memory or latency."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.tolerance import excess_by
 from pytest_fusion.spec.promises import Tolerance
 
-# Results rounded once from the exact value have 0.03 to 0.05 (float32, some 40 cases of exp). Errors below depend on
-# the values drawn, and a kernel that is exact on a few small numbers would give infinite ratios.
+# Results that are rounded once have 0.03 to 0.05 (float32, some 40 cases of exp). Smaller errors depend on the drawn
+# values; a kernel that is exact on a few small numbers would give infinite ratios.
 FLOOR = 0.05
 RESAMPLES = 2000
 LEVEL = 0.99
@@ -38,10 +38,7 @@ class Ratio:
 
 
 def error(output: torch.Tensor, right: OutputLanes | torch.Tensor, tolerance: str | Tolerance) -> float | None:
-    """The root mean square of the elements' errors, each divided by its allowed error.
-
-    ``None`` where it means nothing: no elements, integers, another shape, or NaN and infinity in the wrong place.
-    """
+    """RMS of error over allowed error; ``None`` for integers, no elements, other shapes, misplaced NaN or infinity."""
     native = right.native if isinstance(right, OutputLanes) else right
     if not output.numel() or output.shape != native.shape or not output.dtype.is_floating_point:
         return None
@@ -52,11 +49,8 @@ def error(output: torch.Tensor, right: OutputLanes | torch.Tensor, tolerance: st
 
 
 def ratios(errors: Sequence[Mapping[str, tuple[float, float]]]) -> list[Ratio]:
-    """The mean log ratio of errors, with its interval, for each output that has ``FEWEST`` cases or more.
-
-    Errors are raised to ``FLOOR``. The interval is a bootstrap of ``RESAMPLES`` resamples of whole cases; ``LEVEL``
-    holds for all outputs together. The seed is fixed, so equal arguments give equal results.
-    """
+    """The mean log ratio of errors (at least ``FLOOR``) for each output with ``FEWEST`` cases, and its interval: a
+    bootstrap of ``RESAMPLES`` samples of cases with a fixed seed; ``LEVEL`` holds for all outputs together."""
     import numpy as np
 
     by_output: dict[str, list[float]] = {}
@@ -77,7 +71,7 @@ def ratios(errors: Sequence[Mapping[str, tuple[float, float]]]) -> list[Ratio]:
 Status = Literal["pass", "worse", "better", "nodata", "error"]
 Role = Literal["critical", "ordinary", "muted"]
 _SIDES = ("candidate", "incumbent")
-# Less is not reported: blocks of an allocator, and a statistic or two of each row.
+# Smaller differences are not reported: blocks of an allocator, and a statistic or two of each row.
 _MEMORY_SHARE, _MEMORY_BYTES = 1.01, 1 << 20
 # Latency may be longer by so much: over all calls, and in one class of shapes (the judge of a rollout has both limits).
 LATENCY_MARGIN, CLASS_MARGIN = math.log(1.03), math.log(1.10)
@@ -100,7 +94,7 @@ class Finding:
 class Timing:
     """log(candidate / incumbent) of the latency at one size: the median over blocks of pairs and its 99 % interval.
 
-    ``share`` is the share of the recorded calls that the size represents, 0 where nothing was recorded.
+    ``share`` is the size's share of the recorded calls, 0 without a recording.
     """
 
     text: str
@@ -173,7 +167,7 @@ def refusals(pairs: Sequence[Pair]) -> Finding:
 
 
 def hazards(pairs: Sequence[Pair]) -> Finding:
-    """The finding on hazards of one kernel alone: new ones hold a candidate and roll nothing back."""
+    """The finding on hazards of one kernel alone. New ones hold a candidate; they do not roll it back."""
     judged = [pair for pair in pairs if "rejected" not in (pair.candidate.verdict, pair.incumbent.verdict)]
     ours, theirs = ({code for pair in judged for code in getattr(pair, side).hazards} for side in _SIDES)
     if new := sorted(ours - theirs):
@@ -231,7 +225,7 @@ def latency(timings: Sequence[Timing], untimed: str) -> Finding:
         return Finding("latency", "nodata", "critical", f"latency was not measured: {untimed}")
     whole = sum(timing.share for timing in timings)
     margin = CLASS_MARGIN if whole else LATENCY_MARGIN
-    # The one that is surely above the margin by most, or else the one that may be.
+    # The one whose interval is above the margin by most, else the one that may be.
     worst = max(timings, key=lambda timing: timing.low)
     worst = worst if worst.low > margin else max(timings, key=lambda timing: timing.high)
     ratio, low, high, allowed = worst.ratio, worst.low, worst.high, times(LATENCY_MARGIN)

@@ -34,10 +34,9 @@ from pytest_fusion.run.process.worker import WorkerLost
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import brief
 
-# Classes of recorded shapes that are timed: each has a hundredth of the calls or more, and together nearly all.
+# Timed classes of recorded shapes: each has a hundredth of the calls or more, and together nearly all.
 _LEAST_SHARE, _MOST_CLASSES, _ENOUGH = 0.01, 16, 0.9
-# How far the same function may differ between two processes, as a log ratio (the judge of a rollout has the same
-# limit).
+# Allowed log ratio of the same function in two processes; the judge of a rollout has the same limit.
 _BETWEEN = 0.01
 _NO_SIZES = (
     "the spec has no bench= and there is no recording, and the latency at fuzzed sizes does not matter; name "
@@ -46,7 +45,7 @@ _NO_SIZES = (
 
 
 class Sized(NamedTuple):
-    """A case for a size that occurs in production; ``share`` of the recorded calls, 0 where nothing was recorded."""
+    """A case for a size of production; ``share`` is that of the recorded calls, 0 without a recording."""
 
     text: str
     case: Case
@@ -55,7 +54,7 @@ class Sized(NamedTuple):
 
 @dataclass(slots=True)
 class Latencies:
-    """The timing of each size, or in ``problem`` why there are none; ``notes`` qualify them."""
+    """The timing of each size, or the ``problem`` that prevents it; ``notes`` qualify the timings."""
 
     timings: list[Timing] = field(default_factory=list)
     problem: str = ""
@@ -63,7 +62,7 @@ class Latencies:
 
 
 def sizes(spec: FusionSpec, traffic: Cases | None) -> tuple[list[Sized], str]:
-    """The sizes to time, which are classes of shapes in ``traffic`` or sizes of ``bench=``; and why there are none."""
+    """The sizes to time, classes of shapes in ``traffic`` or sizes of ``bench=``; and why there are none."""
     if traffic is None or not traffic.total:
         return [Sized(entry.text, entry.case) for entry in entries(spec)], "" if spec.bench else _NO_SIZES
     weights: Counter[str] = Counter()
@@ -86,10 +85,7 @@ def sizes(spec: FusionSpec, traffic: Cases | None) -> tuple[list[Sized], str]:
 def timings(
     candidate: Context, incumbent: Opponent, sized: Sequence[Sized], pulse: Callable[[Case], None] = lambda case: None
 ) -> Latencies:
-    """log(candidate / incumbent) of the latency at each size; ``pulse`` is called with the next case.
-
-    If a size cannot be timed, there are no timings at all, and ``problem`` has the reason.
-    """
+    """The latency ratios at all sizes, or only a ``problem`` if one cannot be timed; ``pulse`` gets each next case."""
     device = torch.device("cuda", candidate.device.index or 0)
     cache = opened(device).cache
     found = Latencies()

@@ -1,4 +1,4 @@
-"""What kernels cost besides time: recompilations over a sweep of sizes, and register spills."""
+"""Costs of kernels besides time: recompilations over a sweep of sizes, and register spills."""
 
 from __future__ import annotations
 
@@ -24,10 +24,7 @@ _SHOWN = 2
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """How often Triton compiled a kernel again over the launches of many cases, and why.
-
-    ``kernels`` is the number of Triton kernels that were launched.
-    """
+    """How often, and why, Triton compiled its ``kernels`` (a number) again over the launches of many cases."""
 
     again: int
     kernels: int
@@ -44,10 +41,7 @@ def compiled(launches: Mapping[str, Sequence[Specialisation]], keys: Collection[
 
 @dataclass(frozen=True, slots=True)
 class Spills:
-    """Bytes per thread that the worst kernel spills to local memory, and its name, by size.
-
-    ``where`` is the GPU that ran it or for which it was compiled. ``problem`` says why sizes are missing.
-    """
+    """Bytes per thread that the worst kernel spills to local memory, and its name, by size; ``where`` is the GPU."""
 
     bytes: Mapping[str, int]
     kernels: Mapping[str, str]
@@ -100,7 +94,7 @@ def _ran(
 def _ahead(spec: FusionSpec, sized: Iterable[tuple[str, Case]]) -> list[tuple[str, tuple[Sequence[Resources], str]]]:
     entries = list(sized)
     reports = resources_of(spec, [_sizes(case) for _, case in entries], [TARGETS[TARGET]])
-    # A call without Triton kernels is no problem: it spills nothing.
+    # A call without Triton kernels spills nothing.
     problems = ["" if one.problem == NO_KERNEL else one.problem for one in reports]
     return [(text, (one.kernels, problem)) for (text, _), one, problem in zip(entries, reports, problems, strict=True)]
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from pytest_fusion.canary.live.calls.captures import Readback
 from pytest_fusion.case.value_json import encode
 
-# Elements that are read, evenly spaced: a few milliseconds on a CPU, and 20 MiB on a device for a moment.
+# Elements that are read, evenly spaced: a few milliseconds on a CPU, 20 MiB on a device for a moment.
 MOST = 1 << 18
 FIELDS = ("seen", "finite", "zeros", "nan", "inf", "ninf", "low", "high", "mean", "rms", "absolute")
 _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
@@ -22,10 +22,10 @@ _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 @torch.no_grad()
 def summary_of(tensor: Tensor) -> Tensor | None:
-    """A float64 row of ``FIELDS`` on the tensor's device; ``None`` for a tensor without elements.
+    """A float64 row of ``FIELDS`` on the tensor's device, ``None`` if empty; does not wait.
 
-    Counts are of the elements ``seen``; ``low`` to ``absolute`` (the mean magnitude) are of the finite ones among them.
-    The range of integers is that of all elements. Complex numbers count as two each. Waits for no device.
+    Counts are of ``seen`` elements, ``low`` to ``absolute`` (mean magnitude) of finite ones, ranges of integers of all.
+    A complex number counts twice.
     """
     values = tensor.detach()
     if values.is_complex():
@@ -111,7 +111,7 @@ class Binding:
             self._signature = None
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Bound:
-        """The arguments by parameter. Raises ``CannotDescribeError`` for arguments that the function does not take."""
+        """The arguments by parameter. Raises ``CannotDescribeError`` if the function does not take them."""
         if self._signature is None:
             return Bound({**{f"arg{i}": value for i, value in enumerate(args)}, **kwargs})
         try:
@@ -131,11 +131,8 @@ class Binding:
 
 
 class DescribedCall:
-    """The description of a call; summaries, and tensors within ``keep_bytes``, are copied to the host asynchronously.
-
-    ``tensors`` are contiguous copies by path (``"x"``, ``"caches[0]"``). Creating one waits for no device and holds no
-    reference to an argument. Raises ``CannotDescribeError``.
-    """
+    """A call's description; it holds no reference to an argument, and creating it waits for no device. ``tensors``
+    within ``keep_bytes`` are contiguous copies by path (``"x"``, ``"caches[0]"``). Raises ``CannotDescribeError``."""
 
     def __init__(self, bound: Bound, *, keep_bytes: float = 0.0) -> None:
         self._nodes: list[dict[str, Any]] = []
@@ -224,7 +221,7 @@ def _holds_tensors(values: tuple[Any, ...] | list[Any]) -> bool:
 
 
 def _plain(value: Any) -> dict[str, Any]:
-    """A value without tensors as JSON; only the type of one that a case could not hold, as it may be private."""
+    """A value without tensors as JSON; only its type if a case cannot hold it, as it may be private."""
     if isinstance(value, str) and len(value) > _LONGEST_TEXT:
         return {"other": f"str of {len(value)}"}
     if isinstance(value, tuple | list | Mapping) and len(value) > _MOST_ITEMS:

@@ -24,10 +24,10 @@ from pytest_fusion.spec.inputs import ConstantSpec, DerivedSpec, OptionalSpec, S
 from pytest_fusion.spec.values import ValueProfile
 from pytest_fusion.spec.wording import brief
 
-# A case reproduces gaps up to a buffer of this many times the tensor's size.
+# A case has gaps up to a buffer of this many times the tensor's size.
 _GAPS = 16
 _MOST_STORAGE = 1 << 26
-# An allocation on the CPU begins at a multiple of this; the remainder of an address is the tensor's alignment.
+# CPU allocations start at multiples of this; the remainder of an address is the tensor's alignment.
 _CPU_ALIGNED = 64
 _SUMS = ("low", "high", "mean", "rms", "absolute")
 _MISSING = object()
@@ -51,11 +51,8 @@ def match(
     tensors: Path | None = None,
     rename: Mapping[str, str | None] | None = None,
 ) -> Matched:
-    """The case of ``spec`` that corresponds to a recorded call.
-
-    ``event`` is a line of a recording, ``tensors`` the folder of its tensor files. ``rename`` maps recorded parameters
-    to the spec's names, or to ``None`` to leave them out. Raises ``UnmatchedError``.
-    """
+    """The case of ``spec`` for a line ``event`` of a recording, with tensor files in the folder ``tensors``. ``rename``
+    maps recorded parameters to the spec's names, or to ``None`` to leave them out. Raises ``UnmatchedError``."""
     try:
         return _Matching(spec, event, tensors, rename or {}).matched()
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -146,7 +143,7 @@ class _Matching:
             raise UnmatchedError(f"{name!r}: {error}") from None
 
     def _others(self) -> None:
-        """Raises ``UnmatchedError`` for an argument that the spec lacks and whose value is not the kernel's default."""
+        """Raises ``UnmatchedError`` for an argument that the spec lacks, unless it has the kernel's default."""
         try:
             parameters = inspect.signature(self.spec.fused).parameters
         except (TypeError, ValueError):
@@ -223,7 +220,7 @@ class _Matching:
         return made
 
     def _offset(self, name: str, inner: TensorSpec, itemsize: int) -> int:
-        """A storage offset that gives the tensor its recorded alignment, and is not 0 if the recorded one was not."""
+        """A storage offset with the recorded alignment, not 0 if the recorded offset was not."""
         node = self.nodes[name]
         whole = ALIGNED if node.get("device") == "cuda" else _CPU_ALIGNED
         rest, given = int(node.get("pointer") or 0) % whole, int(node.get("offset") or 0)
@@ -314,7 +311,7 @@ def _shown(node: Mapping[str, Any]) -> str:
     return str(node.get("other") or "a container with tensors")
 
 
-# Divisors that are tried to invert a quotient or remainder; dims of kernels have smaller ones.
+# Divisors that are tried to invert a quotient or remainder. Dims of kernels have smaller divisors.
 _TRIED = 128
 
 
@@ -328,12 +325,9 @@ def solve(
     hints: Mapping[str, int],
     unused: frozenset[str],
 ) -> dict[str, Size]:
-    """A size for every dim of the spec.
-
-    ``tensors`` are the inputs of the call with their shapes. A dim that they do not determine takes its ``hint`` (a
-    plain argument of its name, a bound of recorded indices), the only size that it may have, or, for the ``unused``
-    dims of absent inputs, any allowed one. Raises ``UnsolvedError``.
-    """
+    """A size for every dim of the spec, from the shapes of the call's ``tensors``. Raises ``UnsolvedError``. Other dims
+    take their hint (a plain argument, a bound of recorded indices), their only size, or, if ``unused`` (in absent
+    inputs), any."""
     found: dict[str, Size] = {}
     equations: list[tuple[str, Term, int]] = []
     for name, (inner, shape) in tensors.items():

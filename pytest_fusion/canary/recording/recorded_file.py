@@ -36,10 +36,7 @@ class TensorFiles:
         self._sizes: dict[str, int] = {}
 
     def keep(self, tensors: Mapping[str, Tensor]) -> str | None:
-        """Writes tensors to a file, if it is new, and returns its name; ``None`` where there is no room for it.
-
-        Raises ``OSError``.
-        """
+        """The name of a file with these tensors, new or not; ``None`` if there is no room. Raises ``OSError``."""
         from safetensors.torch import save
 
         data = save(dict(tensors))
@@ -68,10 +65,7 @@ _TENSORS = ".tensors"
 
 @dataclass(slots=True)
 class RecordedFile:
-    """The content of a file: the sampled calls, by bucket and place, and the number of calls of each bucket.
-
-    ``finds`` are calls on which a canary's kernels disagreed, with the reason; each counts as one call.
-    """
+    """A file's sampled calls by bucket and place, calls per bucket, and ``finds``: disagreements, each one call."""
 
     path: Path
     name: str = ""
@@ -105,7 +99,7 @@ def tensors_of(path: Path) -> Path:
 
 
 def load(path: Path, now: float, keep_s: float | None = None) -> RecordedFile:
-    """Reads a file, without broken and foreign lines and without calls older than it allows. Raises ``OSError``."""
+    """A file without broken and foreign lines and without calls that are too old. Raises ``OSError``."""
     found = RecordedFile(path)
     for event in read(path):
         kind = event.get("event")

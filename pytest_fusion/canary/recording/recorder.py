@@ -27,7 +27,7 @@ from pytest_fusion.case import counter_random
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.wording import brief, checks_words
 
-# Classes that are counted separately; calls of further ones are counted together.
+# Classes that are counted separately; further ones are counted together.
 MOST_BUCKETS = 256
 OTHERS = "others"
 
@@ -42,18 +42,15 @@ class Bucket:
         self.calls = 0
         self._seed = seed
         self._most = most
-        # Of as many uniform numbers as there were calls, the largest of the ``most`` smallest.
+        # If each call had a uniform number: the largest of the ``most`` smallest.
         self._largest = 1.0
         self._drawn = self._next = 0
         # A signal handler may call what it interrupted.
         self._lock = threading.RLock()
 
     def admit(self) -> tuple[int, int | None]:
-        """Counts a call; returns its number, from 0, and its place in the sample, or ``None`` if it is not in it.
-
-        After n calls each of them has a place with the same probability. A call outside the sample costs one
-        comparison, as the number of calls to skip is drawn at once (Li's algorithm L, ACM TOMS 20, 1994).
-        """
+        """Counts a call; returns its number, from 0, and its place in the sample, if any, equally probable for all
+        calls. Skips are drawn at once: one comparison a call (Li's algorithm L, ACM TOMS 20, 1994)."""
         with self._lock:
             number = self.calls
             self.calls = number + 1
@@ -94,7 +91,6 @@ class Reservoir:
             return self._buckets[name]
 
     def calls(self) -> dict[str, int]:
-        """The number of calls of each bucket."""
         with self._lock:
             return {name: bucket.calls for name, bucket in self._buckets.items()}
 
@@ -105,9 +101,9 @@ PER_BUCKET = 64
 _DAY_S = 86400.0
 # Shapes whose bucket is cached.
 _MOST_SHAPES = 4096
-# Calls that wait for their device, or for the thread that writes.
+# Calls that wait for their device or for the writing thread.
 _MOST_WAITING = 512
-# Seconds that a process waits for the device at its end.
+# Seconds that an ending process waits for the device.
 _LAST_S = 1.0
 _CHECK_AGE_S = 3600.0
 
@@ -128,12 +124,11 @@ def record(
 ) -> Recorder:
     """A callable that replaces ``fn`` and writes a sample of its calls to a file in the folder ``path``.
 
-    Every call is counted by the class of its shapes. At most 64 calls of each class, all with the same probability, are
-    written: shapes, strides, alignment, dtypes, devices, plain arguments, and a summary of each tensor. Tensors
-    themselves are written only with ``tensors=True``, for calls of at most ``call_mib`` and together at most
-    ``tensors_mib``. Files are private to their user, and calls older than ``keep_days`` are deleted. ``publishers`` are
-    called with each line, in the background. ``PYTEST_FUSION_RECORD=off`` switches recording off. Raises
-    ``CanaryError``; errors while recording never fail a call.
+    All calls are counted by the class of their shapes. At most 64 of each class, with equal probability, are written:
+    shapes, strides, alignment, dtypes, devices, plain arguments, a summary of each tensor; with ``tensors=True`` the
+    tensors too, of calls up to ``call_mib``, in all ``tensors_mib``. Files are private to their user; calls older than
+    ``keep_days`` are deleted. ``publishers`` get each line, in the background. ``PYTEST_FUSION_RECORD=off`` switches
+    recording off. Raises ``CanaryError``; errors while recording never fail a call.
     """
     if not isinstance(name, str) or not name.strip() or any(sign in name for sign in ":#*\n"):
         raise CanaryError(f"canary.record({name!r}): expected a name without ':', '#', '*' or line ends, as 'rms_norm'")
@@ -263,7 +258,7 @@ class Recorder:
         }
 
     def flush(self) -> None:
-        """Writes calls whose numbers have arrived; a thread does this every ``interval_s``. Raises nothing."""
+        """Writes calls whose numbers are on the host; a thread does this every ``interval_s``. Raises nothing."""
         with self._tending:
             calls = self._reservoir.calls()
             if calls and not self._headed:

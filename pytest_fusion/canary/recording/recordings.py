@@ -1,4 +1,4 @@
-"""`Cases`: the recorded calls of all processes as cases of a spec, each weighted by the calls it represents."""
+"""`Cases`: the recorded calls of all processes as cases of a spec, weighted by the calls that each represents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import did_you_mean
 
 PathLike = str | os.PathLike[str]
-# Different reasons in a summary; the rest is counted as others.
+# Different reasons in a summary; others are counted together.
 _MOST_REASONS = 50
 _OTHERS = "others"
 # A recording has up to 64 calls of each of up to 256 classes of shapes, and all checks judge each case for two kernels.
@@ -41,10 +41,7 @@ class Call:
 
 @dataclass(slots=True)
 class Calls:
-    """The recorded calls of one function in all processes. ``total`` counts all calls, sampled or not.
-
-    ``uncovered`` counts calls of buckets without any sampled call left.
-    """
+    """The recorded calls of one function. ``total`` counts all calls, ``uncovered`` those of unsampled buckets."""
 
     name: str
     sampled: list[Call] = field(default_factory=list)
@@ -66,11 +63,8 @@ class RecordedCase:
 
 @dataclass(slots=True)
 class Cases:
-    """The cases of a spec in recorded traffic; iterates over pairs of a case and the calls that it represents.
-
-    ``unmatched`` counts calls that are not cases of the spec, by reason; with these and those of ``uncovered`` buckets
-    the weights add up to ``total``.
-    """
+    """The cases of a spec in recorded traffic; iterates over (case, calls that it represents). The weights, the
+    ``unmatched`` calls (no cases of the spec, by reason) and ``uncovered`` ones add up to ``total``."""
 
     name: str
     found: list[RecordedCase]
@@ -111,10 +105,7 @@ class Cases:
 
 
 def read(paths: PathLike | Iterable[PathLike], name: str | None = None, *, now: float | None = None) -> Calls:
-    """The calls in recordings, which are files or folders of them, of the function ``name``.
-
-    Raises ``CanaryError`` if nothing was recorded, and without a ``name`` if several functions were.
-    """
+    """The calls of ``name``, or of the only function, in recordings: files or folders. Raises ``CanaryError``."""
     files = [_load(path, time.time() if now is None else now) for path in _files(paths)]
     names = sorted({file.name for file in files if file.name})
     if name is None and len(names) > 1:
@@ -134,12 +125,9 @@ def cases(
     per_bucket: int | None = None,
     now: float | None = None,
 ) -> Cases:
-    """The cases of ``spec`` in recordings.
-
-    ``name`` is that of the recording, by default the spec's or the only one. ``rename`` maps parameters of the recorded
-    function to inputs of the spec, or to ``None`` to ignore them (``self``). ``per_bucket`` bounds the cases of each
-    class of shapes; they then represent also the calls of those left out. Raises ``CanaryError``.
-    """
+    """The cases of ``spec`` in the recording ``name``, by default the spec's or the only one. Raises ``CanaryError``.
+    ``rename`` maps recorded parameters to inputs, or to ``None`` to ignore them (``self``). ``per_bucket`` bounds the
+    cases of a class of shapes, which then also represent the calls left out."""
     calls = read(paths, name if name is not None else _name(paths, spec), now=now)
     found: list[RecordedCase] = []
     unmatched: dict[str, float] = {}
@@ -155,10 +143,7 @@ def cases(
 
 
 def recorded(path: Path, spec: FusionSpec) -> Cases:
-    """At most `MOST` cases of a recording, a file or a folder, or a few of each class of shapes if that is more.
-
-    Raises ``CanaryError`` with the name of the option.
-    """
+    """At most `MOST` cases of a recording, or a few of each class if that is more. Raises ``CanaryError``."""
     try:
         found = cases(path, spec)
         if len(found) <= MOST:
@@ -170,11 +155,8 @@ def recorded(path: Path, spec: FusionSpec) -> Cases:
 
 
 def pin(recorded: Cases, spec: FusionSpec, folder: PathLike, *, most: int = 16) -> list[Path]:
-    """Writes the cases that represent most calls as pinned replays, which the spec's test runs first from then on.
-
-    ``folder`` is one named ``fusion_replays``, beside the test or above it. Raises ``CanaryError`` for another name,
-    ``OSError`` where it cannot be written.
-    """
+    """Writes the cases that represent most calls to a ``folder`` of pinned replays, beside the spec's test or above it.
+    Raises ``CanaryError`` if its name is not ``fusion_replays``, and ``OSError``."""
     target = Path(folder)
     if target.name != "fusion_replays":
         raise CanaryError(f"pin to a folder named fusion_replays, where pytest looks for pinned replays, not {target}")
@@ -255,13 +237,13 @@ def _merged(name: str, files: list[RecordedFile]) -> Calls:
 
 
 def _weighted(calls: list[Call], total: float) -> list[Call]:
-    """The same calls, with weights in the same proportions that add up to ``total``; none where all weights are 0."""
+    """The calls with proportional weights that add up to ``total``; none if all weights are 0."""
     known = sum(call.weight for call in calls)
     return [replace(call, weight=call.weight * total / known) for call in calls] if known else []
 
 
 def _at_most(calls: list[Call], most: int | None) -> list[Call]:
-    """At most so many calls of each bucket, chosen by their seeds, weighted for all calls of it."""
+    """At most so many calls of each bucket, chosen by seed, that represent all calls of it."""
     if most is None:
         return calls
     buckets: dict[str, list[Call]] = {}

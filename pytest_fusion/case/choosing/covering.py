@@ -1,7 +1,7 @@
-"""Boundary combinations: every pair of levels of two factors, in as few cases as a covering array needs.
+"""Boundary combinations: every pair of levels of two factors, in few cases (a covering array).
 
-Order and choice of pairs are those of covertable 3.2, so that a test keeps its cases. That library counts, for each
-candidate, all pairs of what the row would then hold: 12 s for 31 factors. Counts that are kept up to date take 0.4 s.
+Order and choice of pairs are those of covertable 3.2, so that a test keeps its cases. covertable counts all pairs of
+each candidate row anew: 12 s for 31 factors. Updating the counts takes 0.4 s.
 """
 
 from __future__ import annotations
@@ -21,45 +21,45 @@ from pytest_fusion.case.sizes import LONG
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 Pair = tuple[str, str, str, str]
-# A kernel's fast path (vectors, descriptors) asks for all inputs to be contiguous and aligned at once, as in production
-# they are: of 130 rows over three tensors not one had that, and a fast path was met by the two probes alone. With whole
-# vectors in each row, one dtype and a flag besides, as many paths ask, it is rare for a single tensor too.
+# A kernel's fast path (vectors, descriptors) needs all inputs contiguous and aligned at once, as they are in
+# production. Of 130 rows over three tensors none was: only the two probes met a fast path. With whole vectors, one
+# dtype and a flag, as many paths need, it is rare for a single tensor too.
 _ALIKE_EVERY = 4
-# Innermost sizes in two of three such cases.
+# Innermost sizes in two of three of these cases.
 _VECTORS = (16, 32, 48, 96, 160, 256)
-# Of those cases one in so many has rows that begin at multiples of 16 elements, with a gap behind each: chunks of one
+# One in four of these cases has rows that begin at multiples of 16 elements with gaps between: chunks of one
 # projection, which fast paths take as well.
 _PITCHED_EVERY = 4
 _PITCHED = ("pitched", 16)
-# One in so many has whole vectors in rows whose pitch no vector divides: who asks for the width alone, and not for the
-# pitch, promises an alignment that they lack.
+# One in eight has whole vectors in rows with a pitch that no vector divides: a kernel that checks the width alone
+# promises a wrong alignment.
 _ODD_EVERY, _ODD_TURN = 8, 4
-_ODD, _INTERIOR = ("padded", 0), ("padded", 1)  # a vector has no pitch, and no interior: padded, it begins elsewhere
+_ODD, _INTERIOR = ("padded", 0), ("padded", 1)  # without a pitch or interior, a padded vector begins elsewhere
 _LAYOUTS = "layout ", "offset "
-# Dtypes and flags that make no more combinations meet in all of them.
+# The most combinations of dtypes and flags that are all tried.
 _MOST_COMBINATIONS = 32
-# Where a kind of values is special, such as NaN: of a single element every order and every mask makes the same.
+# Sizes that special values such as NaN avoid: with a single element every order and every mask gives the same.
 _DEGENERATE = "zero", "one", (), (0,), (1,)
 _SEVERAL = "power+1"
-# Of six of those cases the one that has a single row: a step of decoding.
+# One of six of these cases has a single row, as a decoding step does.
 _ONE_ROW = 5
-# Met the second time: fewer of those lie past any block. Whole vectors, and half a block or one of 1024 left over.
+# Even sizes of the second time, where fewer pass any block: whole vectors, with half a block or one of 1024 left over.
 _EVEN = {1025: 1536, 4097: 6144, 65537: 66560}
-# What is left of those where a dim is bounded below: whole blocks of all sizes up to this.
+# Even sizes below a dim's bound are whole blocks up to this.
 _WHOLE = 256
-# Past most blocks there are few cases: one kind of values that saturates nothing, and one where a later block matters.
+# Few cases pass most blocks. Their values saturate nothing (`unit`), or make a later block matter (`outlier`).
 _BLOCKS = 4000
 _PAST_BLOCKS = "unit", "outlier"
-# And one in which the first block of the longest row has nothing finite: a cross entropy with blocks of 32768 was NaN.
+# A case whose longest row has nothing finite in its first block: a cross entropy with blocks of 32768 gave NaN.
 _MASKED = "masked"
 # Two dims of many and of several blocks at once: launchers group tiles by eight (Triton's matmul tutorial), and sums by
-# chunks of rows have several for each program from some hundred on. Whole vectors in each row, and one past a block.
+# chunks of rows have several for each program from some hundred rows on. Whole vectors, and one past a block.
 _BROAD = (640, 160), (577, 129)
 _MOST_BROAD = 4
-# Where so many elements are cheap (a GPU, the deep profile): past 2^18, at which launchers choose another kernel, and
+# Where large cases are cheap (a GPU, the deep profile): past 2^18 elements, where launchers choose another kernel, and
 # past one turn of 132 programs with tiles of 2048.
 _VAST = 1537, 257
-# Of fewer cases than there are one in so many is a long one.
+# Under a limit on cases, one in six is long.
 _LONG_OF = 6
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
@@ -67,10 +67,8 @@ T = TypeVar("T")
 
 
 def rows(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Choices that together hold every pair of levels, the plainest first; the same ones every time.
-
-    The array is made over the positions of levels, so that unhashable levels and equal levels of two factors are safe.
-    """
+    """Choices that together contain every pair of levels, the plainest first, in a fixed order."""
+    # The array is made over positions, because levels may be unhashable, and equal between factors.
     names = list(plan.factors)
     counts = [len(plan.factors[name]) for name in names]
     if len(names) == 1:
@@ -82,7 +80,7 @@ def rows(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def mixed_rows(plan: Plan) -> Iterator[dict[str, Any]]:
-    """``rows``, and every fourth time one of ``alike_rows``, as long as there are any of both."""
+    """``rows`` with one of ``alike_rows`` at every fourth place, until both end."""
     every, alike = rows(plan), alike_rows(plan)
     for turn in itertools.count(1):
         first, second = (every, alike) if turn % _ALIKE_EVERY else (alike, every)
@@ -93,10 +91,10 @@ def mixed_rows(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def alike_rows(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Choices in which all tensors that have layouts are contiguous, or, those that may be padded, rows with a gap.
+    """Choices in which all tensors are contiguous or, where they may be padded, have rows with a gap.
 
-    Every pair of sizes and of kinds of values, special ones with several elements in each dim; all combinations of
-    dtypes and flags, where those are few; whole vectors in each row of two choices of three, some with a single row.
+    They contain every pair of sizes and kinds of values, special ones with several elements in each dim, and all
+    combinations of dtypes and flags where those are few. Two in three have whole vectors, some a single row.
     """
     laid_out = [name for name, levels in plan.factors.items() if name.startswith(_LAYOUTS[0]) and len(levels) > 1]
     if not laid_out:
@@ -110,7 +108,7 @@ def alike_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     every = list(rows(replace(plan, factors=others)))
     sized = [f"dim {name}" for name in plan.spec.sized]
     for turn in range(max(len(every), len(combinations))):
-        # One further each time round, so that none always comes with what every third or sixth choice has.
+        # Shifted by one each round, so that no combination always meets the choices of one remainder of three or six.
         combination = combinations[(turn + turn // len(combinations)) % len(combinations)]
         row = {**every[turn % len(every)], **combination}
         if special := "values" in row and regimes.is_special(row["values"]):
@@ -137,7 +135,7 @@ def _flags(plan: Plan) -> dict[str, tuple[Any, ...]]:
 
 
 def _innermost(spec: FusionSpec) -> list[str]:
-    """The dims that the last axes of tensors are made of."""
+    """The dims of the last axes of tensors."""
     last = [tensor.shape.terms[-1] for tensor in spec.tensors.values() if tensor.shape.terms]
     names = {name for term in last if not term.batch for name in term.names}
     return [name for name in spec.dim_order if name in names]
@@ -146,9 +144,9 @@ def _innermost(spec: FusionSpec) -> list[str]:
 def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     """Each dim long in turn, the others small: past one block, past a grid axis of 65535.
 
-    Where a kernel's block follows the size, only these pass it: so whatever else a case has, but for special values, is
-    drawn anew for each of them, and a loop that forgets a flag or a stride meets some of both. The second time sizes
-    are even, as hidden sizes are (1536, 6144), and all tensors contiguous.
+    Where a block follows the size, only these cases pass it. Each therefore draws flags, layouts and ordinary values
+    anew, so that a loop that forgets one fails in some. The second time sizes are even, as hidden sizes are (1536,
+    6144), and all tensors contiguous.
     """
     dims = plan.spec.sized
     dtypes = plan.factors.get("dtype", ("float32",))
@@ -168,7 +166,7 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
         turn += 1
         yield choice
         if even and size == LONG[-1] and long == _EVEN[size] and name in masked:
-            # Two rows: of one a label that is left out would leave nothing.
+            # Two rows: ignoring the label of a single one would leave nothing.
             two = {f"dim {other}": 2 for other in dims if other != name}
             yield {**choice, **dict(itertools.islice(two.items(), 1)), f"dim {name}": long - 1024, "values": _MASKED}
 
@@ -179,7 +177,7 @@ def _ordinary_values(plan: Plan) -> list[Any]:
 
 
 def _long_size(size: int, most: int | None, *, even: bool) -> int | None:
-    """A long size as it is, or the even one beside it, in whole blocks below a bound; ``None`` where there is none."""
+    """A long size or, if ``even``, the even one beside it, in whole blocks below a bound; ``None`` where none fits."""
     long = _EVEN.get(size) if even else size
     if long is None or (most is not None and most < long // 2):
         return None
@@ -187,10 +185,7 @@ def _long_size(size: int, most: int | None, *, even: bool) -> int | None:
 
 
 def _beside_long(plan: Plan, size: int, dim: str, even: bool) -> Iterator[tuple[str, Any]]:
-    """A level of each factor but sizes, dtype and values; the second time the next one, and contiguous tensors.
-
-    So each long size meets a flag both on and off.
-    """
+    """A level of each factor except sizes, dtype and values; if ``even``, the next level, and contiguous tensors."""
     for name, levels in plan.factors.items():
         if name in ("dtype", "values") or name.startswith("dim ") or (even and name.startswith(_LAYOUTS)):
             continue
@@ -198,17 +193,17 @@ def _beside_long(plan: Plan, size: int, dim: str, even: bool) -> Iterator[tuple[
 
 
 def broad_rows(plan: Plan) -> Iterator[dict[str, Any]]:
-    """Two dims long at once, each beside the next, the others small; all tensors contiguous every second time."""
+    """Two neighbouring dims long at once, the others small; every second time all tensors are contiguous."""
     dims = [n for n in plan.spec.sized if (most := plan.spec.bound(n).max) is None or most >= min(map(min, _BROAD))]
     pairs = list(zip(dims, dims[1:] + dims[:1], strict=True)) if len(dims) > 1 else []
     ordinary = _ordinary_values(plan)
-    # Each pair with the first sizes or the second, then with the others.
+    # Each pair with one of the sizes, then with the other.
     turns = itertools.product(range(len(_BROAD)), enumerate(pairs))
     both = [(pair, _BROAD[(turn + again) % len(_BROAD)]) for again, (turn, pair) in turns][:_MOST_BROAD]
     if math.prod(_VAST) <= plan.limits.elements:
         both += [(pair, _VAST) for pair in pairs[:1]]
     for turn, ((many, several), (long, less)) in enumerate(both):
-        # A tensor of all dims at once would be too large beside threes.
+        # A tensor of all dims would be too large with sizes of 3.
         choice: dict[str, Any] = {f"dim {name}": 3 if turn % 2 else 1 for name in plan.spec.sized}
         choice |= {f"dim {many}": long, f"dim {several}": less}
         for name, levels in plan.factors.items():
@@ -221,11 +216,9 @@ def broad_rows(plan: Plan) -> Iterator[dict[str, Any]]:
 
 
 def within(budget: float, pairs: Iterable[T], long: Sequence[T]) -> Iterator[T]:
-    """First those for pairs, then the long ones: all where ``budget`` allows; else long ones have a part of it.
-
-    By ``max_examples=60`` no case was longer than a block, whatever a kernel did past it. Multiples of the golden ratio
-    pick them: even steps would meet one dim alone, since dims take turns.
-    """
+    """Cases for pairs, then long ones; if ``budget`` is too small for all, long ones get a part of it."""
+    # With ``max_examples=60`` no case was longer than a block. Multiples of the golden ratio pick the long ones: with
+    # even steps all could be of one dim, as dims take turns.
     if budget == math.inf:
         yield from itertools.chain(pairs, long)
         return
@@ -241,7 +234,7 @@ def within(budget: float, pairs: Iterable[T], long: Sequence[T]) -> Iterator[T]:
 
 
 class PairCount:
-    """Which pairs of levels the cases have met, out of all that the plan has."""
+    """Counts which pairs of levels the cases have met, out of all in the plan."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -264,14 +257,14 @@ Ints = NDArray[np.intp]
 
 
 def covering_array(counts: Sequence[int]) -> Iterator[list[int]]:
-    """Rows of one level for each of several factors, which have so many levels each."""
+    """Rows with one level for each factor; ``counts`` are the numbers of levels."""
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.intp)
     factors = np.repeat(np.arange(len(counts)), counts)
     levels = [range(start, start + count) for start, count in zip(starts.tolist(), counts, strict=True)]
     every = [pair for two in itertools.combinations(levels, 2) for pair in itertools.product(*two)]
     pairs = np.array(sorted(every, key=_hashed), dtype=np.intp).reshape(-1, 2)
     while len(pairs):
-        # A factor that no chosen pair has takes its first level.
+        # A factor in no chosen pair takes its first level.
         row = starts.copy()
         for level in _chosen(pairs, factors):
             row[factors[level]] = level
@@ -282,8 +275,8 @@ def covering_array(counts: Sequence[int]) -> Iterator[list[int]]:
 def _chosen(pairs: Ints, factors: Ints) -> Iterator[int]:
     """The levels of one row; ``pairs`` are those that no row has yet, ``factors`` the factor of each level.
 
-    The next pair is the first whose new levels meet for the first time, on average, more than one in each place of the
-    row; if there is none, the one that completes most pairs.
+    The next pair is the first whose new levels complete, on average, more than one pair per place of the row; if there
+    is none, the pair that completes most.
     """
     missing = np.zeros((len(factors), len(factors)), dtype=np.int64)
     missing[pairs[:, 0], pairs[:, 1]] = missing[pairs[:, 1], pairs[:, 0]] = 1
@@ -307,7 +300,7 @@ def _chosen(pairs: Ints, factors: Ints) -> Iterator[int]:
 
 
 def _hashed(pair: tuple[int, int]) -> int:
-    """FNV-1a of a pair, which orders pairs at random and yet alike in every process."""
+    """FNV-1a of a pair: a pseudo-random order, equal in every process."""
     value = 0x811C9DC5
     for byte in b"%d,%d " % pair:
         value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF

@@ -15,8 +15,8 @@ from pytest_fusion.spec.inputs import TensorSpec
 
 KIND = "large"
 _VARIANTS = 3
-# Three slices are the fewest whose stride fits 32 bits while the last one's offset does not; 40 is no multiple of a
-# block, and 40 x 40 x 5 elements touch a few pages.
+# At least three slices: the stride fits 32 bits and the last offset does not. 40 is no multiple of a block, and 40 x 40
+# x 5 elements touch few pages.
 _SIZES = (3, 40, 5, 17)
 _BATCH = (3,)
 
@@ -39,10 +39,7 @@ def goes_far(spec: FusionSpec, case: Case) -> bool:
 
 
 def allowed(inner: TensorSpec, shape: tuple[int, ...], variant: int) -> bool:
-    """Whether the layouts that a spec allows cover this one.
-
-    Rows far apart are rows inside a wider buffer; far apart in the last axis they are a matrix transposed.
-    """
+    """Whether the spec's layouts cover this one: far rows are padded, a far last axis is a transposed matrix."""
     axis = layouts.far_axis(shape, variant)
     if axis is None:
         return False
@@ -52,7 +49,7 @@ def allowed(inner: TensorSpec, shape: tuple[int, ...], variant: int) -> bool:
 
 
 def cases(plan: Plan, base: int, count: int) -> Iterator[Case]:
-    """Up to ``count`` cases, each with one far tensor: every tensor and every way that its layouts allow."""
+    """Up to ``count`` cases with one far tensor each: every tensor in every way that its layouts allow."""
     spec, made = plan.spec, 0
     known: set[str] = set()
     for turn in range(len(_SIZES)):

@@ -1,4 +1,4 @@
-"""Random search with Hypothesis, which only this module imports: it draws choices, not elements, and aims at error."""
+"""Random search with Hypothesis, imported only here: it draws choices, not elements, and aims at large errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import StrategySpec, unwrap
 from pytest_fusion.spec.wording import brief
 
-# Distinct samples of a user's strategy that the covering phase pairs with everything else.
+# Distinct samples of a user's strategy that the covering phase combines with all else.
 POOL_SIZE = 6
 _HYPOTHESIS_DEFAULT_EXAMPLES = 100
 # What @settings, @seed and @example leave on the function they decorate.
@@ -35,7 +35,7 @@ _CARRIED_OVER = (
 _UNSUPPRESSED = (
     HealthCheck.function_scoped_fixture,  # a fixture's value is passed through unchanged to every case
     HealthCheck.differing_executors,
-    HealthCheck.too_slow,  # an interpreted kernel is
+    HealthCheck.too_slow,  # as interpreted kernels are
     HealthCheck.data_too_large,
     HealthCheck.filter_too_much,  # impossible sizes are counted and reported by the campaign itself
 )
@@ -46,10 +46,7 @@ class SearchFailed(Exception):
 
 
 def adopt(outer: Any, inner: Any) -> None:
-    """Make ``outer`` a Hypothesis test in the eyes of its pytest plugin, with the settings put on ``inner``.
-
-    ``@settings``, ``@seed``, ``@example`` below ours are carried over; those above set their attributes on ``outer``.
-    """
+    """Make ``outer`` a Hypothesis test for its pytest plugin, with the settings, seed and examples on ``inner``."""
     outer.is_hypothesis_test = True
     outer.hypothesis = SimpleNamespace(inner_test=inner)
     for name in _CARRIED_OVER:
@@ -59,7 +56,7 @@ def adopt(outer: Any, inner: Any) -> None:
 
 
 def stand_in() -> Any:
-    """A test function with Hypothesis' default settings, for a spec that is judged outside of one."""
+    """A test function with Hypothesis' default settings, for a spec that is judged without one."""
 
     def outer() -> None: ...
 
@@ -68,7 +65,7 @@ def stand_in() -> Any:
 
 
 def tolerate_fixtures(outer: Any) -> None:
-    """Let function-scoped fixtures through, whatever ``@settings`` stands above."""
+    """Allow function-scoped fixtures, whatever ``@settings`` above the test says."""
     current = getattr(outer, "_hypothesis_internal_use_settings", None) or settings.default
     assert current is not None
     outer._hypothesis_internal_use_settings = settings(
@@ -77,7 +74,7 @@ def tolerate_fixtures(outer: Any) -> None:
 
 
 def user_settings(outer: Any) -> settings:
-    """The settings in force: those on the test, else the loaded profile's."""
+    """The settings that apply: those on the test, else the loaded profile's."""
     if getattr(outer, "_hypothesis_internal_settings_applied", False):
         chosen = outer._hypothesis_internal_use_settings
         assert isinstance(chosen, settings)
@@ -87,7 +84,7 @@ def user_settings(outer: Any) -> settings:
 
 
 def max_examples(outer: Any) -> int | None:
-    """The number of cases that the user set, or ``None`` where Hypothesis's own default stands."""
+    """The number of cases that the user set; ``None`` for Hypothesis's own default."""
     chosen = user_settings(outer)
     applied = getattr(outer, "_hypothesis_internal_settings_applied", False)
     if applied or chosen.max_examples != _HYPOTHESIS_DEFAULT_EXAMPLES:
@@ -152,7 +149,7 @@ def choices(draw: st.DrawFn, plan: Plan) -> tuple[dict[str, Any], int]:
     """A choice of levels and a seed for :func:`~pytest_fusion.case.plan.build`."""
     choice: dict[str, Any] = {}
     labels = st.sampled_from(list(plan.size_classes))
-    # As in the covering phase: what is left out is contiguous, at the start of its storage.
+    # As in the covering phase: tensors without a choice are contiguous at the start of their storage.
     alike = draw(st.sampled_from((False, False, True)))
     for factor, levels in plan.factors.items():
         kind, _, name = factor.partition(" ")
@@ -186,10 +183,10 @@ def search(
     database_key: str | None,
     save: bool = True,
 ) -> dict[str, Any] | None:
-    """Run up to ``cases`` random cases; ``run`` returns log2(error / allowed), ``None`` for nothing to aim at.
+    """Run up to ``cases`` random cases; ``run`` returns log2(error / allowed), or ``None`` for nothing to aim at.
 
-    ``run`` raises ``SearchFailed`` for a failing case, which ends the search quietly: the caller keeps what failed.
-    Unless ``save``, Hypothesis's database is neither read nor written. Returns Hypothesis's statistics.
+    ``run`` raises ``SearchFailed`` for a failing case, which ends the search; the caller stores the failure. Without
+    ``save``, Hypothesis's database is neither read nor written. Returns Hypothesis's statistics.
     """
     chosen = user_settings(outer)
     phases = [phase for phase in chosen.phases if phase in (Phase.reuse, Phase.generate, Phase.target)]
@@ -205,7 +202,7 @@ def search(
         except ImpossibleCase:
             return
         key = case.key()
-        # Hypothesis runs a failing case again to see whether it is flaky; our verdict on it stands.
+        # Hypothesis runs a failing case again to detect flakiness; the first verdict stands.
         if known.get(key):
             raise SearchFailed
         try:
@@ -248,7 +245,7 @@ def publish_statistics(statistics: dict[str, Any] | None) -> None:
 
 
 class Known:
-    """The failing cases of one test. Empty where the user's settings have no database or leave out the reuse phase."""
+    """The failing cases of one test. Empty where the settings have no database or omit the reuse phase."""
 
     def __init__(self, spec: FusionSpec, outer: Any, nodeid: str) -> None:
         self._spec = spec
@@ -258,7 +255,7 @@ class Known:
         self.cases: tuple[Case, ...] = tuple(self._fetch())
 
     def _fetch(self) -> list[Case]:
-        """What fits the spec of today; the rest is dropped from the database."""
+        """Cases that fit the present spec; others are dropped from the database."""
         found = []
         for data in sorted(self._database.fetch(self._key)) if self._database is not None else ():
             try:
@@ -272,7 +269,7 @@ class Known:
         return found
 
     def update(self, failing: Case | None, *, all_ran: bool) -> None:
-        """Keep ``failing``; forget the others when they ran and did not fail."""
+        """Store ``failing``; delete the others if they ran and did not fail."""
         if self._database is None:
             return
         for case in self.cases if all_ran else ():

@@ -1,8 +1,8 @@
-"""Classes of configs that give equal bits: which config a tuner picks decides them, on each machine by its own clock.
+"""Classes of configs that give equal bits: the tuner's choice, by each machine's clock, decides among them.
 
 Two ranks or two restarts that tune apart then disagree (Megatron-LM #6966: in 13 of 22 entries). On a few cases every
-config of a kernel runs alone on the same inputs, and outputs are compared bit for bit; gradients are not. More than one
-class is the hazard `config-variant-bits`, and wrong where ``invariant="configs"`` promises a single one.
+config of a kernel runs alone on the same inputs, and outputs (not gradients) are compared bit for bit. More than one
+class is the hazard `config-variant-bits`, and a failure with ``invariant="configs"``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from pytest_fusion.run.memory import FILLS
 
 CODE = "config-variant-bits"
 _CHECK = "configs"
-# Each config is one call on each of so many cases, each longer than those before it: a sum in one block has the same
-# bits in blocks of any size.
+# Each config is one call a case. Each case is longer than those before: a sum in one block has the same bits in blocks
+# of any size.
 _MOST_CASES, _LONGER = 6, 1.5
-# Of sums of some hundred terms in another order one in three has the same bits: fewer elements than this say little,
-# unless there are as many terms that nearly all differ.
+# One in three sums of some hundred terms has the same bits in another order: fewer elements than this are little
+# evidence, unless there are as many terms that nearly all differ.
 _FEW, _LONG = 16, 4000
 # A sum with an infinity in it, or of zeros, has the same bits in any order.
 _TELLING = ("unit", "small", "hundred", "offset", "negative")
@@ -38,7 +38,7 @@ _MOST_CONFIGS = 24
 
 @dataclass(frozen=True, slots=True)
 class OtherBits(Evidence):
-    """Two configs of a kernel whose outputs differ in their bits; ``classes``: numbers of configs with equal bits."""
+    """Two configs of a kernel whose outputs differ in bits; ``classes``: numbers of configs with equal bits."""
 
     kernel: str
     configs: list[int]
@@ -50,7 +50,7 @@ class OtherBits(Evidence):
 
 @dataclass(slots=True)
 class _Bits:
-    """The cases that were compared, by their longest size, and for each kernel and config its class in each of them."""
+    """The longest sizes of the compared cases, and the class of each kernel's configs in each case."""
 
     lengths: list[int] = field(default_factory=list)
     tuned: dict[str, Tuned] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class _Bits:
 
 
 def due(trial: Trial) -> bool:
-    """A few cases, ever longer; every one where a difference is shrunk."""
+    """A few cases, each longer than before; every case while a difference shrinks."""
     context, case = trial.context, trial.result.case
     if not any(len(seen.survivors) > 1 for seen in trial.result.tuned.values()):
         return False
@@ -78,7 +78,7 @@ def _longest(trial: Trial) -> int:
 
 
 def run(trial: Trial) -> Verdict:
-    """A finding where two configs of a kernel give other bits."""
+    """A finding where two configs of a kernel give different bits."""
     shrinks = trial.context.focus.sought is not None
     state = _Bits() if shrinks else trial.context.state(_Bits)
     state.lengths.append(_longest(trial))
@@ -90,7 +90,7 @@ def run(trial: Trial) -> Verdict:
 
 
 def _compared(trial: Trial, seen: Tuned, state: _Bits) -> Verdict | None:
-    """Every config on the case's inputs; a config that cannot run, or raises, has no class."""
+    """Run every config on the case's inputs; one that cannot run, or raises, has no class."""
     context, case = trial.context, trial.result.case
     first: dict[str, torch.Tensor] = {}
     classes: list[tuple[int, dict[str, torch.Tensor]]] = []
@@ -132,7 +132,7 @@ def _verdict(
 
 
 def classes_of(context: Context) -> dict[str, list[list[int]]]:
-    """For each kernel the numbers of its configs, those with equal bits in every case together."""
+    """For each kernel the numbers of its configs, grouped by equal bits in every case."""
     found = {}
     for kernel, numbers in context.state(_Bits).classes.items():
         whole = max(map(len, numbers.values()), default=0)
@@ -154,6 +154,6 @@ def listed(context: Context) -> dict[str, list[list[dict[str, Any]]]]:
 
 
 def in_words(context: Context) -> str:
-    """How many classes of bits there are; empty where nothing was compared."""
+    """How many classes of bits there are, in words; empty where nothing was compared."""
     counted = [f"{len(classes)} class(es) of equal bits" for classes in classes_of(context).values() if classes]
     return ", ".join(counted)

@@ -1,12 +1,11 @@
-"""Check `configs`: every config of an autotuned kernel, and the calls in which it tunes.
+"""Check `configs`: every config of an autotuned kernel, and the calls that tune it.
 
-A tuner takes whichever config is fastest on the machine at hand, so a wrong one passes every test until another device
-or another size prefers it. A case launches each kernel with one config, which is a choice like a size or a dtype
-(`case.plan`) and is judged by all checks. Further cases follow from what was launched: the first call of a process,
-which tunes (what a benchmark leaves in a tensor that neither ``restore_value`` nor ``reset_to_zero`` names shows there,
-and what ``reset_to_zero`` clears though the caller put it there); a config that pruning drops, which a call with the
-same key has chosen before; sizes past the blocks of each config (`past_blocks`). A failure that the first config does
-not have is a finding of this check.
+A tuner takes the fastest config on the machine, so a wrong one passes every test until another device or size prefers
+it. A case launches each kernel with one config, a choice like a size (`case.plan`), under all checks. Further cases
+follow from the launches: a process's first call, which tunes (a benchmark changes tensors that neither
+``restore_value`` nor ``reset_to_zero`` names, and ``reset_to_zero`` clears what the caller wrote); a config that
+pruning drops, but an earlier call with the same key chose; sizes past each config's blocks (`past_blocks`). A failure
+that the first config does not have is a finding of this check.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 
 NAME = "configs"
 
-# Cases of different sizes that are judged once more with a first call that tunes: the probes, and two after them.
+# Cases of different sizes that are judged again with a first call that tunes: the probes and two more.
 _MOST_EXAMPLES = 4
 # Cases with a config that pruning drops: two for each set of configs that it leaves.
 _MOST_STALE = 12
-# Cases past blocks, and runs of them: enough for the 36 configs of a matmul to be past two blocks along two dims.
+# Cases past blocks, and their runs: enough for 36 configs of a matmul past two blocks along two dims.
 _MOST_PAST, _MOST_PAST_RUNS = 12, 72
-# Configs of one concrete call: lists that are written by hand are shorter, generated ones are not.
+# The most configs of one concrete call: hand-written lists are shorter, generated ones may not be.
 _MOST_CONFIGS = 24
 _ADVICE = (
     "; a benchmark runs the kernel many times, so name what it changes in restore_value=, and in reset_to_zero= only "
@@ -54,24 +53,20 @@ _OWN = "its pruning leaves configs that are not in its list, which cannot be run
 
 @dataclass(slots=True)
 class _Kernel:
-    """What all cases of a test launched of one autotuned kernel; ``tuned`` is its record of the last one."""
+    """Launches of one autotuned kernel in all cases of a test; ``tuned`` is its record of the last one."""
 
     tuned: Tuned
     survived: set[int] = field(default_factory=set)
     ran: set[int] = field(default_factory=set)
     unable: dict[int, str] = field(default_factory=dict)
     refused: set[int] = field(default_factory=set)
-    # By key, the sets of configs that its pruning left, each with a case.
+    # By key, the sets of configs that pruning left, each with a case.
     left: dict[Any, dict[frozenset[int], Case]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _State:
-    """What the cases of one test have launched.
-
-    ``examples`` are cases by their sizes, ``tuned`` the sizes of those that were judged with a call that tunes;
-    ``wrong`` are configs of kernels that were found to be wrong.
-    """
+    """Launches of all cases; ``examples`` are cases by size, ``tuned`` the sizes judged with a call that tunes."""
 
     kernels: dict[str, _Kernel] = field(default_factory=dict)
     examples: dict[str, Case] = field(default_factory=dict)
@@ -81,7 +76,7 @@ class _State:
 
 
 def note(context: Context, result: CaseResult) -> None:
-    """Add what a case launched to what the test has."""
+    """Add the launches of a case to the test's."""
     state, case = context.state(_State), result.case
     for seen in result.tuned.values():
         kernel = state.kernels.get(seen.kernel)
@@ -109,7 +104,7 @@ def note(context: Context, result: CaseResult) -> None:
 
 
 def as_launched(result: CaseResult) -> Case:
-    """The case with the configs that its kernels were launched with in place of those that pruning drops."""
+    """The case with the configs that its kernels launched in place of those that pruning drops."""
     configs = dict(result.case.configs)
     for seen in result.tuned.values():
         wanted = configs.get(seen.kernel, Config())
@@ -120,7 +115,7 @@ def as_launched(result: CaseResult) -> Case:
 
 
 def assigned(context: Context, case: Case, planned: Collection[str]) -> Case:
-    """The case with a config for each kernel that the plan's factors do not have; none that was found to be wrong."""
+    """The case with a config for each kernel that the plan has no factor for; none that was found wrong."""
     state = context.state(_State)
     configs = {kernel: config for kernel, config in case.configs.items() if (kernel, config) not in state.wrong}
     for name, kernel in state.kernels.items():
@@ -132,7 +127,7 @@ def assigned(context: Context, case: Case, planned: Collection[str]) -> Case:
 
 
 def first_calls(context: Context, plan: Plan, base: int) -> Iterator[Case]:  # noqa: ARG001 - as `further`
-    """A few cases with a first call that tunes; before them, those of its configs that none has had yet."""
+    """A few cases with a first call that tunes; before them, cases with its configs that none has had."""
     state = context.state(_State)
     yield from _unmet(state, TRIED)
     for sizes, case in list(state.examples.items()):
@@ -143,7 +138,7 @@ def first_calls(context: Context, plan: Plan, base: int) -> Iterator[Case]:  # n
 
 
 def further(context: Context, plan: Plan, base: int) -> Iterator[Case]:
-    """Cases that follow from all that was launched; each depends on what was noted of those before it."""
+    """Cases that follow from all launches; each depends on the notes of those before it."""
     state = context.state(_State)
     yield from _unmet(state)
     yield from first_calls(context, plan, base)
@@ -163,7 +158,7 @@ def further(context: Context, plan: Plan, base: int) -> Iterator[Case]:
 
 
 def _unmet(state: _State, first: int | None = None) -> Iterator[Case]:
-    """Cases with configs that none has had, of those that pruning leaves the ``first`` ones alone."""
+    """Cases with configs that none has had; with ``first``, only of that many that pruning leaves."""
     examples = list(state.examples.values())
     for name, kernel in list(state.kernels.items()):
         for turn, index in enumerate(sorted(kernel.survived)[:first]):
@@ -182,7 +177,7 @@ def every(context: Context, case: Case) -> Iterator[Case]:
 
 
 def _tuned_by(state: _State, case: Case) -> Case:
-    """The case with a first call that tunes all kernels but those with a finding."""
+    """The case with a first call that tunes all kernels without a finding."""
     wrong = {name for name, _ in state.wrong}
     return case.with_(configs={name: Config(launch="tuning") for name in state.kernels if name not in wrong})
 
@@ -233,7 +228,7 @@ def blamed(context: Context, result: CaseResult, found: Verdict) -> Verdict:
 
 
 def summary(context: Context) -> Verdict:
-    """What all cases of a test add up to; a config that ran in none of them is not known to be right."""
+    """The conclusion of all cases; a config that never ran is not known to be right."""
     state = context.state(_State)
     kernels = state.kernels.values()
     if not kernels:

@@ -1,9 +1,9 @@
-"""Sizes past the blocks of every config of an autotuned kernel: those that it met, and the case that comes next.
+"""Sizes past the blocks of every config of an autotuned kernel: those met so far, and the next case.
 
-A loop over blocks goes round once where one block holds the row, so what its second trip gets wrong shows in no case
-that is smaller than the config's own block. Nobody says which dim a block divides, so each becomes longer in turn than
-one block, by one, and than two, by a rest of whole vectors; the others stay small. Last, all dims together hold more
-elements than a block, which is as long as a kernel that takes a tensor for one row can see it where each is bounded.
+A loop over blocks runs once if one block holds the row, so only cases larger than the config's own block show what its
+second trip gets wrong. The dim that a block divides is unknown. So each dim in turn exceeds one block by one, and two
+by whole vectors; the others stay small. Last, all dims together exceed a block in elements, for kernels that treat a
+tensor as one row.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
 # A config: the name of its kernel, and its number there.
 Key = tuple[str, int]
-# Why a config met no axis longer than a block: `dims=` admits none, such cases are too large, were rejected, not made.
+# Why a config met no axis longer than a block: `dims=` allows none, the case is too large, was rejected, or not made.
 Reason = Literal["dims", "limits", "rejected", "cases"]
 
-# The other sizes beside a long one: several rows show a wrong pitch, a single one may be all that the limits leave.
+# Other sizes beside a long one: several rows show a wrong pitch, but the limits may allow only one.
 _BESIDE = (3, 1)
 # In place of a dim: the elements of the largest tensor.
 _ELEMENTS = ""
-# What a case of more than two blocks has beyond them: `K % 16 == 0` lets a fast path take whole blocks where they are
-# longer, and is a rest of any block above 16.
+# What a case of more than two blocks adds: with `K % 16 == 0` a fast path may take whole blocks of a larger size, and
+# 16 is a rest of any block above it.
 _REST = 16
-# Enough that some seed asks for the gradients of all inputs with a random upstream one: two in seven do.
+# Enough that some seed requires all gradients with a random upstream one: two in seven do.
 _TURNS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Something longer than a block: a dim, an axis of an input, elements; ``twice``: than two, with a rest."""
+    """Something longer than a block: a dim, an axis of an input, elements; ``twice``: longer than two, with a rest."""
 
     what: str
     block: int
@@ -56,7 +56,7 @@ class Aim:
 
 @dataclass(slots=True)
 class Reach:
-    """How far past its own blocks each config came over the cases of a test."""
+    """How far past its own blocks each config came in a test."""
 
     blocks: dict[Key, frozenset[int]] = field(default_factory=dict)
     _met: dict[Key, set[Past]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Reach:
     _too_large: set[Past] = field(default_factory=set)
 
     def add(self, key: Key, blocks: Mapping[str, int]) -> None:
-        """A config, and what may be a block in it, by its name."""
+        """Enter a config and its possible block sizes, by name."""
         self.blocks[key] = frozenset(blocks.values())
         self._met[key], self._tried[key] = set(), set()
 
@@ -74,15 +74,12 @@ class Reach:
         self.blocks[key] = frozenset()
 
     def note(self, key: Key, spec: FusionSpec, case: Case) -> None:
-        """A config was right on this case, or pruning drops it there."""
+        """Note a config that was right on this case, or that pruning drops there."""
         if not any(regimes.is_special(tensor.regime) for tensor in case.tensors.values()):
             self._met[key] |= set(_passed(spec, case, self.blocks[key]))
 
     def following(self, plan: Plan, base: int, most: int) -> Aim | None:
-        """The next case, for at most so many configs; ``None`` where none is left.
-
-        More than two of the largest block come first: that is past the smaller ones too, so one case serves all.
-        """
+        """The next case, for up to ``most`` configs, or ``None``. Longest blocks first: one case serves all."""
         dims = plan.spec.sized
         rank = {name: position for position, name in enumerate((_ELEMENTS, *dims))}
         while True:
@@ -104,7 +101,7 @@ class Reach:
                 return Aim(case, tuple(gaining[:most]))
 
     def lacking(self, key: Key, spec: FusionSpec) -> dict[int, Reason]:
-        """The blocks that no axis of a case was longer than, each with the reason."""
+        """The blocks that no axis of a case exceeded, each with the reason."""
         passed = {past.block for past in self._met[key] if past.what != _ELEMENTS}
         return {block: self._why(key, block, spec) for block in sorted(self.blocks[key] - passed)}
 
@@ -141,7 +138,7 @@ def _wanted(dims: tuple[str, ...], blocks: frozenset[int]) -> Iterator[Past]:
 
 
 def _passed(spec: FusionSpec, case: Case, blocks: frozenset[int]) -> Iterator[Past]:
-    """The axes of a case that are longer than blocks; none where it has no elements."""
+    """The axes of a case that are longer than blocks; none if it has no elements."""
     shapes = {
         name: shape_of(inner, case.sizes)
         for name, declared in spec.inputs.items()
@@ -158,7 +155,7 @@ def _passed(spec: FusionSpec, case: Case, blocks: frozenset[int]) -> Iterator[Pa
 
 
 def _grown(plan: Plan, past: Past, beside: int, seed: int) -> Case:
-    """A plain case, so that what fails is the size. Raises ``ImpossibleCase``."""
+    """A plain case, so that only the size can fail. Raises ``ImpossibleCase``."""
     spec, block = plan.spec, past.block
     rest = _REST if block > _REST else block // 2 + 1
     longer = block + 1 if not (past.twice or past.what == _ELEMENTS) else 2 * block + rest
@@ -169,7 +166,7 @@ def _grown(plan: Plan, past: Past, beside: int, seed: int) -> Case:
         size = sizes.count(case.sizes[past.what])
         if size > block:
             return case
-        # Rounded down to a multiple: the next one.
+        # Rounded down to a multiple: take the next one.
         choice[f"dim {past.what}"] = size + sizes.step_of(spec.bound(past.what), case.sizes)
         return build(plan, choice, seed)
     left = longer
@@ -181,7 +178,7 @@ def _grown(plan: Plan, past: Past, beside: int, seed: int) -> Case:
 
 
 def _seed(spec: FusionSpec, base: int, past: Past) -> int:
-    """A seed that requires every gradient of a random upstream one, where the spec wants gradients."""
+    """A seed that requires every gradient of a random upstream one, where the spec has gradients."""
     words = ("past a block", past.what, past.block, past.twice)
     seeds = [counter_random.mix(base, *words, turn) >> 33 for turn in range(_TURNS)]
     return next((seed for seed in seeds if not spec.grad or gradients.all_gradients(seed)), seeds[0])

@@ -1,1 +1,1 @@
-"""Check `gradients`: what backward returns, and what autograd promises besides."""
+"""Check `gradients`: what backward returns, and autograd's other promises."""

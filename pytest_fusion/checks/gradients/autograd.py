@@ -1,9 +1,8 @@
-"""The part of check `gradients` that costs more calls: what autograd promises besides the gradients themselves.
+"""The part of check `gradients` that needs more calls: autograd's promises besides the gradients themselves.
 
-Asked of few cases: the same results under ``no_grad`` and ``inference_mode``, and no graph there; the right sum where
-an input is the result of another operation, which has saved it, and feeds a second branch; and second derivatives that
-are right or refused. A kernel that trains by one algorithm and infers by another may give other bits, never wrong
-results.
+Few cases have these further calls: the same results under ``no_grad`` and ``inference_mode``, and no graph there; and
+second derivatives that are right or refused. A kernel that trains by one algorithm and infers by another may give other
+bits, never wrong results.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 from pytest_fusion.case import counter_random
 from pytest_fusion.checks import memory
 from pytest_fusion.checks.context import call_placed, error_verdict, rejection
-from pytest_fusion.checks.gradients.backward import NAME, Attempt, connected, ended, named, prepared, wrong_results
+from pytest_fusion.checks.gradients.backward import NAME, Attempt, connected, prepared, wrong_results
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.checks.outputs import IN_PLACE, collect
 from pytest_fusion.checks.repeat import repeat
@@ -26,17 +25,17 @@ from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import SECOND, Verdict, failed, hazard
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.reference import ReferenceFailed, copies, takes
-from pytest_fusion.run.memory import FILLS, unwatched
+from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import place
 
-# Four calls a case; what they find does not depend on sizes or values.
+# Three calls a case; what they find does not depend on sizes or values.
 _MOST_CASES, _MOST_CASES_DEEP = 3, 20
 _MODES: Mapping[str, Callable[[], AbstractContextManager[Any]]] = {
     "no_grad": torch.no_grad,
     "inference_mode": torch.inference_mode,
 }
-# A second derivative that lacks a term is off by about its own size; one that has all its terms, in float32, by less
-# than a thousandth. The lanes know few of its operations, so nothing finer is judged.
+# A second derivative without one of its terms is off by about its own size; a complete one in float32 by less than a
+# thousandth. The lanes know few of its operations, so no finer error is judged.
 _WRONG, _PRECISE, _NOTHING = 0.25, 0.01, 1e-6
 
 Second = Literal["right", "refused", "missing", "wrong", "not judged"]
@@ -44,30 +43,28 @@ Second = Literal["right", "refused", "missing", "wrong", "not judged"]
 
 @dataclass(slots=True)
 class _State:
-    """How many cases were examined."""
+    """The number of examined cases."""
 
     cases: int = 0
 
 
 def due(trial: Trial, *, always: bool) -> bool:
-    """A few thorough cases; every one where a finding is being shrunk or a case replayed."""
+    """A few thorough cases; every case while a finding shrinks or a case is replayed."""
     context = trial.context
     most = _MOST_CASES_DEEP if context.deep else _MOST_CASES
     return always or context.complete or (trial.thorough and context.state(_State).cases < most)
 
 
 def examined(trial: Trial, upstream: Upstream, first: Attempt, seen: dict[str, Any]) -> Iterator[Verdict]:
-    """The broken promises; ``seen`` gets what came of the others. ``first`` has shown right gradients."""
+    """The broken promises; ``seen`` gets the results of the others. ``first`` has shown right gradients."""
     trial.context.state(_State).cases += 1
     for mode in _MODES:
         verdict, seen[mode] = _under(mode, trial, upstream)
         if verdict is not None:
             yield verdict
-    if (verdict := _second_branch(trial, upstream, first)) is not None:
-        yield verdict
     seen["second_derivative"] = "not judged"
     used_up = first.backward is not None and first.backward.saved and not trial.context.on(SECOND)
-    if not used_up:  # a second derivative goes through the graph of the first one again
+    if not used_up:  # a second derivative uses the graph of the first again
         verdict, seen["second_derivative"] = _second_derivative(trial, upstream)
         if verdict is not None:
             yield verdict
@@ -128,7 +125,7 @@ def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None,
 
 
 def _given(t: torch.Tensor, arguments: Mapping[str, Any], wanted: Iterable[str]) -> bool:
-    """Whether a result is an input that was handed back, which requires grad in any mode."""
+    """Whether a result is an input itself, which requires grad in any mode."""
     return t.grad_fn is None and any(t.data_ptr() == arguments[name].data_ptr() for name in wanted)
 
 
@@ -141,99 +138,9 @@ def _of_reference(mode: str, trial: Trial, upstream: Upstream) -> dict[str, torc
     try:
         with trial.context.clock.phase("reference"), _MODES[mode]():
             result = spec.reference(**arguments, **takes(spec.reference, trial.context.extra))
-    except Exception:  # noqa: BLE001 - a reference that needs a graph asks for one of the kernel too
+    except Exception:  # noqa: BLE001 - a reference that needs a graph requires one of the kernel too
         return None
     return collect(result, arguments, spec.mutates).tensors
-
-
-class _Produced(torch.autograd.Function):
-    """Stands for ``exp``: its result is the kernel's input, and its gradient is computed from that result."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, result: torch.Tensor) -> torch.Tensor:  # noqa: ARG004
-        made = result.detach()
-        ctx.save_for_backward(made)
-        return made
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        (made,) = ctx.saved_tensors
-        return gradients[0] * made, None
-
-
-class _Passed(torch.autograd.Function):
-    """Hands on what it is given, with its strides: of one row a view gets others, by which Triton compiles anew."""
-
-    @staticmethod
-    def forward(_: Any, given: torch.Tensor) -> torch.Tensor:
-        return given.detach()
-
-    @staticmethod
-    def backward(_: Any, *gradients: torch.Tensor) -> torch.Tensor:
-        return gradients[0]
-
-
-def _second_branch(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
-    """The inputs as results of another operation that has saved them, each with a second use beside the kernel."""
-    found = _branched(trial, upstream)
-    if isinstance(found, Verdict):
-        return found
-    alone = first.named()
-    expected: dict[str, torch.Tensor] = {}
-    for name, extra in found[1].items():
-        own = alone.get(f"d{name}")
-        if not trial.tolerates(f"d{name}"):
-            expected[f"d{name}"] = (extra if own is None else own + extra) * trial.logical[name]
-    difference = repeat.first_difference(expected, found[0])
-    if difference is None:
-        return None
-    # What varies by chance, or is one more sum in another order, is no finding of this kind.
-    again = _branched(trial, upstream)
-    other = Attempt(trial, upstream, FILLS[0])
-    if isinstance(again, Verdict) or repeat.first_difference(found[0], again[0]) is not None:
-        return None
-    if repeat.first_difference(alone, other.named()) is not None:
-        return None
-    name, mask = trial.result.differs = difference
-    return failed(
-        NAME,
-        f"{int(mask.sum())} of {mask.numel()} element(s) of {name} are wrong where {name[1:]} is the result of another "
-        "operation and also feeds a second branch, and right where it is a leaf of its own: backward writes into what "
-        "it shares, or adds to a gradient by itself",
-        identity=f"gradients:branch:{name}",
-        output=name,
-    )
-
-
-def _branched(trial: Trial, upstream: Upstream) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] | Verdict:
-    """The gradients behind the inputs, and the upstream gradients of the second branches, by input."""
-    spec, context, wanted = trial.spec, trial.context, upstream.wanted
-    with context.clock.phase("make"):
-        placed, above = prepared(trial, upstream, FILLS[0])
-        leaves = {name: torch.zeros_like(trial.logical[name]).requires_grad_(True) for name in wanted}
-        extra = {name: _drawn(trial, "branch", name) for name in wanted}
-    found: dict[str, torch.Tensor] = {}
-    altered: dict[str, torch.Tensor] = {}
-
-    def call(**arguments: Any) -> None:
-        produced = {name: _Produced.apply(leaves[name], arguments[name]) for name in wanted}  # type: ignore[no-untyped-call]
-        # So what the kernel's own graph adds up is added up before the second branch's is.
-        own = {name: _Passed.apply(t) for name, t in produced.items()}  # type: ignore[no-untyped-call]
-        given = {**arguments, **own}
-        ends = connected(collect(spec.fused(**given), given, spec.mutates).tensors, above)
-        with unwatched():
-            altered.update(placed.arena.altered())
-        gradients = torch.autograd.grad(
-            [*ends, *produced.values()],
-            [leaves[name] for name in wanted],
-            [*above.tensors.values(), *extra.values()],
-            allow_unused=True,
-        )
-        found.update(named(dict(zip(wanted, gradients, strict=True))))
-
-    outcome = call_placed(context, call, placed)
-    verdict = ended(trial, outcome, placed, above, altered)
-    return verdict if verdict is not None else (found, extra)
 
 
 def _drawn(trial: Trial, what: str, name: str) -> torch.Tensor:
@@ -245,7 +152,7 @@ def _drawn(trial: Trial, what: str, name: str) -> torch.Tensor:
 
 
 def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None, Second]:
-    """What ``create_graph=True`` and a second backward give: right, refused, or not connected to some input."""
+    """The result of ``create_graph=True`` and a second backward: right, refused, or not connected to some input."""
     if not _may_be_judged(trial, upstream):
         return None, "not judged"
     spec, context, wanted = trial.spec, trial.context, upstream.wanted
@@ -263,7 +170,7 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
         once = {n: g for n, g in zip(wanted, gradients, strict=True) if g is not None and g.requires_grad}
         differentiated.extend(once)
         if once:
-            # Not `grad`, which leaves out nodes that lead to none of the inputs: the one that refuses is such a node.
+            # `grad` omits nodes that lead to no input, and the one that refuses is such a node.
             torch.autograd.backward(list(once.values()), [of[name] for name in once])
             found.update((name, arguments[name].grad) for name in wanted)
 
@@ -278,7 +185,7 @@ def _second_derivative(trial: Trial, upstream: Upstream) -> tuple[Verdict | None
 
 
 def _may_be_judged(trial: Trial, upstream: Upstream) -> bool:
-    """Whether a second derivative is precise enough here, and none that is zero."""
+    """Whether a second derivative here is precise enough and not zero."""
     precise = all(trial.logical[name].dtype in (torch.float32, torch.float64) for name in upstream.wanted)
     plain = all(tensor.ordinary for tensor in trial.result.case.tensors.values())
     return precise and plain and upstream.kind != "zero"
@@ -301,7 +208,7 @@ def _judged_second(
         if not float((lanes.native.double() - exact).norm()) <= _PRECISE * size < float("inf"):
             continue
         off = float((got.detach().double() - exact).norm()) if got.shape == exact.shape else float("inf")
-        # Where the right one is zero, a term that does not belong there has the size of the others.
+        # If the right one is zero, a wrong term has the size of the others.
         if not off <= _WRONG * max(size, 1.0 if size == 0 else 0.0):
             return lacking(
                 f"the second derivative by {name} is off by {off:.3g}, of a right one of norm {size:.3g}: the graph of "

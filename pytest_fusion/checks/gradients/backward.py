@@ -1,4 +1,4 @@
-"""One forward and backward of the kernel in guarded memory, and what backward left changed."""
+"""One forward and backward of the kernel in guarded memory, and what backward changed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ from typing import Any
 
 import torch
 
+from pytest_fusion import interpreter
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.checks import memory, structure
 from pytest_fusion.checks.context import call_placed, error_verdict, rejection, tensors_of
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
+from pytest_fusion.checks.kernels import refused
 from pytest_fusion.checks.outputs import Outputs, collect
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed
+from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run import saved_tensors
+from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import unwatched
 from pytest_fusion.run.memory.damage import Change
@@ -33,10 +37,9 @@ Altered = Mapping[str, torch.Tensor]
 class Backward:
     """Gradients by input (``None`` where there is none), and what else a backward showed.
 
-    ``upstream`` are the upstream gradients that it changed. ``again`` is a second backward's, where one was asked for
-    and not refused. ``saved`` names the tensors kept for backward whose bits it changed, ``outputs`` those of forward's
-    results that it changed, with the mask of elements. ``overwritten`` are the gradients of the first backward that the
-    second one changed. ``direct`` names the inputs whose ``.grad`` or ``requires_grad`` the kernel set by itself.
+    Changed by it: ``upstream`` gradients; ``saved`` tensors, by name; forward's ``outputs``, with the mask of elements.
+    ``again`` are a second backward's gradients, if it was made and not refused, ``overwritten`` those of the first that
+    it changed. ``direct`` names inputs whose ``.grad`` or ``requires_grad`` the kernel set by itself.
     """
 
     gradients: Gradients
@@ -49,7 +52,7 @@ class Backward:
 
 
 class Attempt:
-    """One forward and backward of the kernel; ``backward`` is ``None`` where it did not come to that."""
+    """One forward and backward of the kernel; ``backward`` is ``None`` where it did not run."""
 
     def __init__(
         self, trial: Trial, upstream: Upstream, fill: str, *, twice: bool = False, contiguous: bool = False
@@ -57,27 +60,33 @@ class Attempt:
         context = trial.context
         with context.clock.phase("make"):
             self.placed, self.upstream = prepared(trial, upstream, fill, contiguous=contiguous)
-            # The second backward's own: what the first one does to its upstream gradient is another finding.
+            # The second backward has its own: what the first does to its upstream gradient is another finding.
             self._second = given(trial, upstream, fill, contiguous=contiguous) if twice else self.upstream
         self._trial, self._wanted, self._twice = trial, upstream.wanted, twice
         self._leaves: dict[str, torch.Tensor] = {}
+        # What backward launched; ``None`` where it did not come to that.
+        self._launched: list[Launch] | None = None
         self.backward: Backward | None = None
-        # Of each input, whether forward left it changed; read only where one is changed in the end.
+        # Whether forward changed each input; read only if one is changed at the end.
         self.altered: Altered = {}
         # Copies of forward's results.
         self.forward: dict[str, torch.Tensor] = {}
         self.outcome = call_placed(context, self._call, self.placed)
 
     def named(self) -> dict[str, torch.Tensor]:
-        """The gradients that came back, by the names under which ``deterministic=`` knows them."""
+        """The returned gradients, by the names that ``deterministic=`` uses."""
         return {} if self.backward is None else named(self.backward.gradients)
 
     def ended(self) -> Verdict | None:
         """What ends the check before any gradient is looked at; ``None`` if nothing does."""
+        context, case = self._trial.context, self._trial.result.case
+        launched = self._launched
+        if launched is not None and refused.note(context, case, self.outcome, launched, backward=True):
+            return passed(NAME, refused=type(self.outcome.error).__name__)
         return ended(self._trial, self.outcome, self.placed, self.upstream, self.altered)
 
     def results(self) -> dict[str, torch.Tensor] | None:
-        """The same; ``None`` where the call raised or left its memory."""
+        """As ``named``; ``None`` where the call raised or left its memory."""
         spoilt = self.backward is None or memory.check_access(self.outcome, self._trial.spec)
         return None if spoilt else self.named()
 
@@ -89,7 +98,7 @@ class Attempt:
             arguments[name] = _Handed.apply(self._leaves[name], [arguments[name]])  # type: ignore[no-untyped-call]
         result = spec.fused(**arguments)
         outputs = collect(result, arguments, spec.mutates).tensors
-        # What is compared here is no memory of the kernel's: guards around it were a tenth of a test's time on an H200.
+        # Copies for comparison are not the kernel's memory: their guards took a tenth of a test's time on an H200.
         with unwatched():
             self.forward = {name: t.detach().clone() for name, t in outputs.items()}
         ends = connected(outputs, self.upstream)
@@ -111,7 +120,7 @@ class Attempt:
                 second = self._second if found.upstream else self.upstream
                 found.again = self._backward(ends, second, keep=False)
             except Exception:  # noqa: BLE001
-                return result  # a clear refusal of a second backward is an answer
+                return result  # refusing a second backward is allowed
             with unwatched():
                 found.overwritten = _overwritten_by_second(gradients, copies)
             found.gradients = copies
@@ -120,11 +129,13 @@ class Attempt:
     def _backward(self, ends: list[torch.Tensor], upstream: Placed, *, keep: bool) -> Gradients:
         leaves = [self._leaves[name] for name in self._wanted]
         above = list(upstream.tensors.values())
-        found = torch.autograd.grad(ends, leaves, above, allow_unused=True, retain_graph=keep)
+        seen = self._launched = []
+        with interpreter.observe(seen.append), observe_compiled(seen.append):
+            found = torch.autograd.grad(ends, leaves, above, allow_unused=True, retain_graph=keep)
         return dict(zip(self._wanted, found, strict=True))
 
     def _changed(self, outputs: Mapping[str, torch.Tensor], arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Results that backward changed, except those in the memory of an input that it may overwrite."""
+        """Results that backward changed, except in the memory of inputs that it may overwrite."""
         given_up = tensors_of({name: arguments[name] for name in self._trial.spec.given_up}).values()
         masks = {
             name: repeat.differing(t.detach(), self.forward[name])
@@ -145,19 +156,19 @@ class Attempt:
 
 
 def _overwritten_by_second(gradients: Gradients, copies: Gradients) -> dict[str, torch.Tensor]:
-    """The gradients of the first backward that are no longer what their copies are, with the mask of elements."""
+    """The gradients of the first backward that differ from their copies, with the mask of elements."""
     pairs = {name: (t, copy) for name, t in gradients.items() if t is not None and (copy := copies[name]) is not None}
     masks = {name: repeat.differing(t, copy) for name, (t, copy) in pairs.items()}
     return {name: mask for name, mask in masks.items() if bool(mask.any())}
 
 
 def _released(t: torch.Tensor) -> bool:
-    """Whether its memory was given back by force (``storage.resize_(0)``), so that there is nothing to look at."""
+    """Whether its memory was released by force (``storage.resize_(0)``), so that nothing can be read."""
     return t.numel() > 0 and t.untyped_storage().nbytes() == 0
 
 
 class _Handed(torch.autograd.Function):
-    """Makes the tensor in a list a result of ``leaf``: autograd forbids to overwrite a leaf, or a view of one."""
+    """Makes the tensor in a list a result of ``leaf``: autograd forbids overwriting a leaf or a view of one."""
 
     @staticmethod
     def forward(_: Any, leaf: torch.Tensor, holder: list[torch.Tensor]) -> torch.Tensor:  # noqa: ARG004
@@ -169,7 +180,7 @@ class _Handed(torch.autograd.Function):
 
 
 def named(gradients: Gradients) -> dict[str, torch.Tensor]:
-    """``dx`` for the gradient of ``x``."""
+    """Gradients by name: ``dx`` for the gradient of ``x``."""
     return {f"d{name}": t for name, t in gradients.items() if t is not None}
 
 
@@ -186,7 +197,7 @@ def given(trial: Trial, upstream: Upstream, fill: str, *, contiguous: bool = Fal
     """The upstream gradients, in their layouts and guarded memory."""
     case = trial.result.case
     above = {name: upstream.upstream[name] for name in upstream.used}
-    # An expanded one is given no layout, so that it keeps its own: a single element of storage.
+    # Expanded ones get no layout, so they keep a single element of storage.
     tensors = {
         name: TensorCase(str(gradient.dtype).removeprefix("torch."), Layout() if contiguous else upstream.layout[name])
         for name, gradient in above.items()
@@ -206,10 +217,7 @@ def connected(outputs: Mapping[str, torch.Tensor], upstream: Placed) -> list[tor
 
 
 def ended(trial: Trial, outcome: Outcome, placed: Placed, upstream: Placed, altered: Altered) -> Verdict | None:
-    """What ends the check before any gradient is looked at; ``None`` if nothing does.
-
-    ``altered`` tells of the inputs whether they were changed when forward had returned.
-    """
+    """The verdict that ends the check before gradients are compared; ``altered``: inputs that forward had changed."""
     spec = trial.spec
     if isinstance(outcome.error, NoGraph):
         return failed(
@@ -238,7 +246,7 @@ def ended(trial: Trial, outcome: Outcome, placed: Placed, upstream: Placed, alte
 
 
 def wrong_results(trial: Trial, results: Mapping[str, torch.Tensor], when: str, slug: str) -> Verdict | None:
-    """The failure of forward's results in other circumstances than the case's own; ``None`` where they are right."""
+    """The failure of forward's results in other circumstances than the case's own; ``None`` if they are right."""
     lacking = [name for name in trial.order if name not in results]
     if lacking:
         return failed(NAME, f"{when}, the kernel returns no {lacking[0]}", identity=f"gradients:{slug}:nesting")

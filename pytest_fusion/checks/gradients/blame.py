@@ -1,4 +1,4 @@
-"""Why a gradient is wrong, by other upstream gradients and other bytes in fresh memory."""
+"""Why a gradient is wrong, by experiments with upstream gradients and fresh memory."""
 
 from __future__ import annotations
 
@@ -17,39 +17,34 @@ from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.memory import FILLS
 
-# A gradient that is the right one times a constant: how constant, and how far from 1.
+# A gradient that is a constant times the right one: how constant, and how far from 1.
 _SAME_RATIO, _OTHER_RATIO = 0.02, 0.05
-# A sum in place of a mean is off by how many it adds up; a rounding of what has cancelled to 1e-16 by 1e11 and more.
+# A sum instead of a mean is off by its count; the rounding of a cancellation to 1e-16 by 1e11 and more.
 _LARGEST_RATIO = 2.0**31
-# Upstream gradients that are the same everywhere; what only takes them for 1 is right with the first alone.
+# Constant upstream gradients; code that assumes ones is right only with the first.
 _ONE, _OTHER = 1.0, 3.0
-# Roundings are far below this share of the largest element, another element's value is of its size.
+# Roundings are far below this share of the largest element; another element's value is not.
 _FAR = 0.02
-# Outputs that are tried one by one: a forward and a backward of kernel and reference each.
+# The most outputs tried one by one, each a forward and backward of kernel and reference.
 _MOST_OUTPUTS = 4
-# A gradient of less than this share of the case's own has cancelled.
+# A gradient below this share of the case's own has cancelled.
 _TELLING = 0.01
-# An error of a larger share, where the upstream gradient is threes, is of no rounding, which takes a bfloat16 1/256.
+# A larger share of error, with an upstream gradient of threes, is no rounding: bfloat16 rounds by 1/256.
 _LEFT_OUT = 0.1
-# Upstream gradients of so many elements are asked about one by one: all of the reference, so many of the kernel.
+# Up to so many elements of an upstream gradient are tried one by one: all in the reference, some in the kernel.
 _MOST_ELEMENTS, _MOST_RUN = 128, 6
-# In shares of the largest part: what is another one, and what is the same. So many of the wrong ones tell.
+# Shares of the largest part: a different part, an equal part. Then the share of wrong parts that must match.
 _MOVED, _SAME_PART, _MOST_PARTS = 1e-3, 1e-4, 0.9
 
-# Whether a backward is right in every gradient, given its attempt and the upstream gradients; ``None`` where it ended.
+# Whether a backward's gradients are all right, by attempt and upstream gradients; ``None`` if it ended early.
 Right = Callable[[Attempt, Upstream], bool | None]
 
 
 def explained(trial: Trial, upstream: Upstream, first: Attempt, verdict: Verdict, right: Right) -> Verdict:
-    """The same failure with its cause, where one of these experiments shows it.
-
-    Is it right with a contiguous upstream gradient? With one of each output alone? Are elements of the gradient as
-    fresh memory was? Does it change with what fresh memory holds? Is it right with an upstream gradient of ones, or of
-    equal numbers?
-    """
+    """The same failure, with its cause where one of the experiments below shows it."""
     if verdict.identity.startswith(("gradients:extra", "gradients:structure")):
         return verdict
-    # What only a statistic shows may be hidden by other upstream gradients, and be there all the same.
+    # Other upstream gradients may hide a statistical failure.
     gross = not verdict.statistical
     found = _of_layout(trial, upstream, right) if gross else None
     if gross and found is None and (of_one := _of_outputs(trial, upstream, verdict.output, right)) is not None:
@@ -59,7 +54,7 @@ def explained(trial: Trial, upstream: Upstream, first: Attempt, verdict: Verdict
     if found is None and verdict.identity.startswith("gradients:missing"):
         return verdict
     found = found or _of_memory(trial, upstream, first, verdict.output)
-    # A rounding is right as well where nothing cancels, as among equal numbers.
+    # Roundings are right too where nothing cancels, as with equal numbers.
     if found is None and gross and _is_far_off(trial):
         found = _of_upstream(trial, upstream, verdict.output.removeprefix("d"), right)
     if found is not None:
@@ -74,11 +69,8 @@ def _because(verdict: Verdict, cause: str, sentence: str) -> Verdict:
 
 
 def of_access(trial: Trial, upstream: Upstream, verdict: Verdict, right: Right) -> Verdict:
-    """The same failure with its cause, where a wrong access is one of strides that the upstream gradient has not.
-
-    Of the layouts a caller sends, a single element expanded leaves nothing to read past it: what takes strides for
-    granted leaves its storage there, and reads the wrong elements in the others.
-    """
+    """The same failure, with its cause where a wrong access follows strides that the upstream gradient lacks."""
+    # Code that assumes strides leaves the storage of one expanded element, and reads wrong elements in other layouts.
     if verdict.check not in ("bounds", "repeat") or not isinstance(verdict.evidence, WrongAccess | DamagedMemory):
         return verdict
     found = _of_layout(trial, upstream, right)
@@ -86,7 +78,7 @@ def of_access(trial: Trial, upstream: Upstream, verdict: Verdict, right: Right) 
 
 
 def far_off(got: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether an error is of the elements' own size, which no rounding is; integers are always far off."""
+    """Whether an error has the elements' own size, unlike any rounding; integers are always far off."""
     if not got.is_floating_point():
         return True
     a, b = (t.detach().double().nan_to_num(0.0, 0.0, 0.0) for t in (got, right))
@@ -101,7 +93,7 @@ def _is_far_off(trial: Trial) -> bool:
 
 
 def _of_memory(trial: Trial, upstream: Upstream, first: Attempt, name: str) -> tuple[str, str] | None:
-    """Cause and sentence where the gradient called ``name`` holds, or depends on, what nothing wrote."""
+    """Cause and sentence where the gradient ``name`` has, or depends on, unwritten memory."""
     before = first.named().get(name)
     if before is None or first.outcome.watch is None:
         return None
@@ -123,7 +115,7 @@ def _of_memory(trial: Trial, upstream: Upstream, first: Attempt, name: str) -> t
 
 
 def _of_layout(trial: Trial, upstream: Upstream, right: Right) -> tuple[str, str] | None:
-    """Cause and sentence where the gradient is right once the upstream gradient is contiguous."""
+    """Cause and sentence where a contiguous upstream gradient makes it right."""
     kinds = {upstream.layout[name].kind for name in upstream.used if not upstream.layout[name].plain}
     if not kinds or not right(Attempt(trial, upstream, FILLS[0], contiguous=True), upstream):
         return None
@@ -132,7 +124,7 @@ def _of_layout(trial: Trial, upstream: Upstream, right: Right) -> tuple[str, str
 
 
 def _of_outputs(trial: Trial, upstream: Upstream, name: str, right: Right) -> tuple[str | None, str] | None:
-    """A sentence where gradients are wrong for one of several outputs alone; a cause where that sends nothing back."""
+    """A sentence where gradients are wrong for some outputs alone; a cause where these send nothing back."""
     if not 1 < len(upstream.able) <= _MOST_OUTPUTS:
         return None
     wrong: list[tuple[str, bool]] = []
@@ -155,17 +147,15 @@ def _of_outputs(trial: Trial, upstream: Upstream, name: str, right: Right) -> tu
 
 
 def _of_upstream(trial: Trial, upstream: Upstream, name: str, right: Right) -> tuple[str, str] | None:
-    """Cause and sentence where the gradient of the input ``name`` is right for upstream gradients of equal numbers.
-
-    A gradient that is next to nothing there (of a softmax or a norm) is right in any case and tells nothing.
-    """
+    """Cause and sentence where the gradient of the input ``name`` is right for upstream gradients of equal numbers."""
+    # A gradient near zero there (of a softmax or a norm) is always right, and no evidence.
     usual = _largest(_exact(upstream, name))
 
     def deals_with(other: Upstream) -> bool:
         if not right(Attempt(trial, other, FILLS[0], contiguous=True), other):
             return False
         exact = _exact(other, name)
-        # Of a row that gives all to one element the gradient is 0, and 1e-16 in float64: all there is are roundings.
+        # With all weight on one element the gradient is 0, and 1e-16 in float64: only roundings.
         cancelled = exact is None or _largest(other.native[name].double() - exact) > _largest(exact)
         return not cancelled and _largest(exact) > _TELLING * usual
 
@@ -174,7 +164,7 @@ def _of_upstream(trial: Trial, upstream: Upstream, name: str, right: Right) -> t
     others = upstream.constant(_OTHER)
     if deals_with(others):
         several = any(t.numel() > 1 for t in upstream.upstream.values())
-        # In 16 bits sums of equal numbers are often exact where those of others are not.
+        # In 16 bits sums of equal numbers are often exact, unlike others.
         exact = upstream.native[name].dtype.itemsize >= 4
         if not (several and exact) or upstream.kind in ("expanded", "zero"):
             return None
@@ -193,7 +183,7 @@ def _of_upstream(trial: Trial, upstream: Upstream, name: str, right: Right) -> t
 
 
 def _exact(upstream: Upstream, name: str) -> torch.Tensor | None:
-    """The exact gradient: what a reference in 16 bits makes of one that cancels is its own rounding."""
+    """The exact gradient; a 16-bit reference of one that cancels has only its own rounding."""
     try:
         lanes = upstream.lanes(1)
     except (NoGraph, ReferenceFailed):
@@ -206,11 +196,9 @@ def _largest(t: torch.Tensor | None) -> float:
 
 
 def _lacks_a_factor(trial: Trial, others: Upstream, name: str, usual: float) -> bool:
-    """Whether the gradient is off by its own size for these upstream gradients, by which products are rounded too.
-
-    A product with ones is exact in any number of bits: a rounding of it shows with threes, as a factor that is left
-    out does, and is below 2 % of what the gradient usually is where that takes two thirds of it.
-    """
+    """Whether the gradient is off by its own size for upstream gradients that make products round."""
+    # Products with ones are exact in any number of bits. With threes both a rounding and a missing factor show; a
+    # rounding is below 2 % of the usual gradient, a missing factor takes two thirds of it.
     got, right = Attempt(trial, others, FILLS[0], contiguous=True).named().get(f"d{name}"), _exact(others, name)
     if got is None or right is None or got.shape != right.shape:
         return False
@@ -218,11 +206,9 @@ def _lacks_a_factor(trial: Trial, others: Upstream, name: str, usual: float) -> 
 
 
 def _moves(trial: Trial, upstream: Upstream, name: str) -> bool:
-    """Whether the kernel gives single elements of the upstream gradient parts that the reference gives to others.
-
-    What is right of equal numbers may lack a part of which a difference leaves nothing there, as a norm's gradient of
-    its mean: then the parts are such as no element gets.
-    """
+    """Whether the kernel gives elements of the upstream gradient parts that the reference gives to others."""
+    # A gradient that is right for equal numbers may instead lack a part that is zero there, as a norm's gradient of its
+    # mean. Then its parts belong to no element.
     sizes = {output: upstream.upstream[output].numel() for output in upstream.used}
     places = [(output, at) for output, size in sizes.items() for at in range(size)]
     if not 1 < len(places) <= _MOST_ELEMENTS:
@@ -249,10 +235,9 @@ def _moves(trial: Trial, upstream: Upstream, name: str) -> bool:
 
 
 def rearranged(got: torch.Tensor, right: torch.Tensor, shape: Sequence[int], chosen: Sequence[int]) -> bool | None:
-    """Whether wrong parts are none at all, those of another place, or of all places along an axis; ``None`` if none is.
+    """Whether wrong parts are zero, those of another place, or of all places along an axis; ``None`` if none is wrong.
 
-    ``right`` (N, M) are the parts of M results that N places of ``shape`` have in the reference, ``got`` those of
-    ``chosen`` places in the kernel.
+    ``right`` (N, M): the parts of M results for N places of ``shape`` in the reference; ``got``: for ``chosen`` places.
     """
     table = right.reshape(*shape, right.shape[-1])
     sums = [table.sum(axis).reshape(-1, right.shape[-1]) for axis in range(len(shape))]
@@ -268,7 +253,7 @@ def rearranged(got: torch.Tensor, right: torch.Tensor, shape: Sequence[int], cho
 
 
 def constant_ratio(got: torch.Tensor, right: torch.Tensor) -> float | None:
-    """The constant that the gradient is too large by; ``None`` where it is none."""
+    """The constant factor by which the gradient is off; ``None`` where there is none."""
     a, b = got.detach().double().flatten(), right.double().flatten()
     large = b.abs() > b.abs().max() / 16
     if not bool(large.any()) or not bool(torch.isfinite(a).all()):
@@ -277,6 +262,6 @@ def constant_ratio(got: torch.Tensor, right: torch.Tensor) -> float | None:
     middle = float(ratios.median())
     same = bool((ratios - middle).abs().max() <= _SAME_RATIO * abs(middle))
     if len(ratios) == 1:
-        # One element is always some multiple of the right one; factors that are forgotten are small whole numbers.
+        # A single element is always some multiple of the right one; forgotten factors are small whole numbers.
         same = any(abs(r - round(r)) < _SAME_RATIO and 1 <= abs(round(r)) <= 64 for r in (middle, 1 / (middle or 1)))
     return middle if same and abs(middle - 1) > _OTHER_RATIO and abs(middle) < _LARGEST_RATIO else None

@@ -23,7 +23,7 @@ from pytest_fusion.oracle.tolerance import ValuesVerdict
 
 
 def compare(trial: Trial, upstream: Upstream, backward: Backward, few: Mapping[str, OutputLanes]) -> Iterator[Verdict]:
-    """The failure, or the hazard, of every gradient that is not the reference's."""
+    """The failure, or hazard, of every gradient that differs from the reference's."""
 
     def wrong(reason: str, slug: str, **more: Any) -> Verdict:
         return failed(NAME, f"{reason}; the upstream gradient is {upstream.words()}", identity=f"{NAME}:{slug}", **more)
@@ -83,11 +83,12 @@ def _judged(trial: Trial, upstream: Upstream, name: str, got: torch.Tensor, few:
         trial.spec.tolerance,
         wide=(lambda: upstream.lanes(MANY_LANES, "F")[name]) if trial.narrow else None,
         eager=(lambda: upstream.eager(name)) if trial.narrow else (lambda: None),
+        size=upstream.size(name),
     )
 
 
 def judging(trial: Trial) -> blame.Right:
-    """Whether an attempt's gradients are right, for upstream gradients that may be others than the case's."""
+    """A function: whether an attempt's gradients are right for given upstream gradients."""
 
     def right(attempt: Attempt, upstream: Upstream) -> bool | None:
         if attempt.backward is None or attempt.ended() is not None:

@@ -1,8 +1,4 @@
-"""Further backwards of a case whose first one gave right gradients: what may differ from one to the next, and may not.
-
-The upstream gradient is left as it was; gradients are the same with other bytes in fresh memory, through a retained
-graph, and with the programs of a launch in another order.
-"""
+"""Further backwards of a case with right gradients: other fresh memory, a retained graph, another order of programs."""
 
 from __future__ import annotations
 
@@ -32,8 +28,8 @@ from pytest_fusion.spec.fusion_spec import UPSTREAM
 
 # Fresh calls that must agree before a difference between two backwards is no chance.
 _CHANCES = 6
-# Cases whose backward runs with its programs in another order, where that can be chosen; how many more with many
-# programs, by which a kernel may choose to add up in another way; and how many with one or two, where only lanes meet.
+# Cases whose backward runs with its programs in another order: with several; with many, where a kernel may add up in
+# another way; and with one or two, where only lanes meet.
 _MOST_ORDERS, _FEW_PROGRAMS, _MANY_PROGRAMS = {"few": 3, "some": 5, "many": 2}, 2, 64
 # What to do where no caller needs a second backward.
 _ALONE = f"; where it is meant for one backward, let the next one raise, or declare without={{{SECOND!r}: 'reason'}}"
@@ -41,13 +37,13 @@ _ALONE = f"; where it is meant for one backward, let the next one raise, or decl
 
 @dataclass(slots=True)
 class _State:
-    """How many cases ran in another order, by their number of programs."""
+    """How many cases ran in another order, by number of programs."""
 
     orders: Counter[Literal["few", "some", "many"]] = field(default_factory=Counter)
 
 
 def upstream_overwritten(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
-    """What backward wrote into the upstream gradient: wrong where a residual graph is seen to come out wrong."""
+    """The verdict on writes to the upstream gradient: a failure where a residual graph comes out wrong."""
     change = next(iter(first.backward.upstream), None) if first.backward is not None else None
     if change is None or trial.spec.gives_up_upstream:
         return None
@@ -76,10 +72,8 @@ def upstream_overwritten(trial: Trial, upstream: Upstream, first: Attempt) -> Ve
 
 
 def _residual(trial: Trial, upstream: Upstream) -> dict[str, torch.Tensor]:
-    """Which elements of the gradient of ``z`` are wrong where each result goes into ``result + z``; none if none are.
-
-    ``z`` is made before the call, as a residual is, so that its own backward runs after the kernel's.
-    """
+    """Wrong elements of the gradient of ``z`` where each result goes into ``result + z``."""
+    # ``z`` is made before the call, like a residual, so that its backward runs after the kernel's.
     with trial.context.clock.phase("make"):
         placed, above = prepared(trial, upstream, FILLS[0])
         leaves = {name: torch.zeros_like(trial.expected.tensors[name]).requires_grad_(True) for name in upstream.used}
@@ -101,14 +95,14 @@ def _residual(trial: Trial, upstream: Upstream) -> dict[str, torch.Tensor]:
 
 
 def repeated(trial: Trial, upstream: Upstream, first: Attempt) -> Iterator[Verdict]:
-    """What differs under another fill, or else in a second backward; what varies by chance says nothing of either."""
+    """What differs under another fill, or else in a second backward; chance is no evidence of either."""
     different = _other_fill(trial, upstream, first) or _second_backward(trial, upstream, first)
     if different is not None:
         yield different
 
 
 def _second_backward(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
-    """The same gradients from a second backward through a retained graph, and the first ones still there."""
+    """Compare a second backward through a retained graph, and check that it leaves the first gradients unchanged."""
     backward = first.backward
     if backward is None or backward.again is None:
         return None
@@ -136,7 +130,7 @@ def _second_backward(trial: Trial, upstream: Upstream, first: Attempt) -> Verdic
 
 
 def chance_of(trial: Trial, upstream: Upstream, before: Mapping[str, torch.Tensor]) -> Verdict | None:
-    """What fresh calls show of gradients that differed once: chance if they differ again."""
+    """The verdict on gradients that differed once: chance if fresh calls differ too."""
     for _ in range(_CHANCES):
         fresh = Attempt(trial, upstream, FILLS[0])
         if fresh.backward is None:
@@ -148,7 +142,7 @@ def chance_of(trial: Trial, upstream: Upstream, before: Mapping[str, torch.Tenso
 
 
 def _other_fill(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
-    """The same gradients with other bytes around the inputs and in fresh memory."""
+    """Compare gradients with other bytes around the inputs and in fresh memory."""
     before = trial.steady(first.named())
     with masked_fill("poison"):
         other = Attempt(trial, upstream, FILLS[1])
@@ -176,7 +170,7 @@ def _other_fill(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | N
 
 
 def in_other_order(trial: Trial, upstream: Upstream, first: Attempt, *, always: bool) -> Verdict | None:
-    """The same gradients when programs run in another order, where this process chooses it; see `repetition`."""
+    """Compare gradients with programs in another order, where this process chooses it; see `repetition`."""
     context = trial.context
     before = trial.steady(first.named())
     if context.device.type != "cpu" or not interpreter.installed() or not context.on("repeat"):
@@ -193,7 +187,7 @@ def in_other_order(trial: Trial, upstream: Upstream, first: Attempt, *, always: 
     with context.clock.check("repeat"):
         with ordered("reversed"):
             turned = Attempt(trial, upstream, FILLS[0])
-        # Programs that wait for those before them cannot be turned round.
+        # Programs that wait for earlier ones cannot be reversed.
         if turned.backward is None:
             return None
         varied = repeat.variations(before, [turned.named()])

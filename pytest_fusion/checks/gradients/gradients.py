@@ -1,13 +1,12 @@
-"""Check `gradients`: what backward returns for the inputs named in ``grad=``, whatever the upstream gradient is.
+"""Check `gradients`: what backward returns for the inputs named in ``grad=``, for any upstream gradient.
 
-Each case asks once, with a random upstream gradient (never all ones) in one of the layouts that callers produce:
-contiguous, one element expanded (what ``sum().backward()`` sends), transposed, stepped, rows of a wider buffer whose
-gaps hold NaN, a slice that begins anywhere; random, negative, zero or zero in some rows; for all outputs or one alone;
-with all inputs that may require grad, or some of them. The reference's own backward, followed by the lanes, prices
-every gradient. Inputs, upstream gradients and results keep their bits, forward is right while it records a graph, and
-in some cases backward runs twice and under both fills. What autograd promises besides is asked of few cases by
-`autograd`. Left out: cases with NaN, infinite or huge values, where the formula of a gradient decides about non-finite
-elements.
+Each case has a random upstream gradient (never all ones) in a layout that callers produce: contiguous, one expanded
+element (``sum().backward()``), transposed, stepped, rows of a wider buffer with NaN in its gaps, a slice with an
+offset; random, negative, zero or zero in some rows; for all outputs or one; with all inputs that may require grad, or
+some. The reference's own backward, followed by the lanes, prices every gradient. Inputs, upstream gradients and results
+must keep their bits, and forward must be right while it records a graph. In some cases backward runs twice and under
+both fills; `autograd` tests further promises on a few. Left out: cases with NaN, infinite or huge values, where the
+formula of a gradient decides about non-finite elements.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from pytest_fusion.checks.gradients.backward import NAME, Attempt, Backward, wro
 from pytest_fusion.checks.gradients.compared import compare, judging
 from pytest_fusion.checks.gradients.upstream import KINDS, NoGraph, Upstream
 from pytest_fusion.checks.invariance import sliced_gradients
+from pytest_fusion.checks.kernels import refused
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import SECOND, Verdict, failed, passed, unknown
@@ -38,17 +38,17 @@ __all__ = ["NAME", "all_gradients", "compile_only", "due", "missing", "run", "wa
 
 # Values whose gradients depend on how a formula is written: 0 * inf, inf - inf.
 _WILD = frozenset({"nan", "inf", "masked", "huge"})
-# One case in so many asks for the same gradients twice, by retain_graph and under the other fill.
+# One case in four runs the same gradients twice, by retain_graph and under the other fill.
 _TWICE_EVERY = 4
-# One case in so many asks for a part of the gradients.
+# One case in three requires a part of the gradients.
 _PART_EVERY = 3
-# Of four such cases two ask for one alone, the next for all but one, the last for any part.
+# Of four of these, two require a single gradient, the next all but one, the last any part.
 _ALL_BUT_ONE = 2
-# Up to so many inputs, every subset of them is equally likely.
+# For up to so many inputs every subset is equally likely.
 _ENUMERATED = 6
-# The identity of a gradient that is wrong in the first backward already: most of what is shrunk.
+# The identity of a gradient that is wrong in the first backward: most of what shrinks.
 _WRONG = re.compile(r"gradients:(?:\w+:(?:non)?finite|less-accurate:\w+)")
-# How identities of what further backwards show begin.
+# The beginnings of identities of findings by further backwards.
 _UPSTREAM, _SECOND, _AGAIN = "gradients:upstream", "gradients:second", ("gradients:again", "gradients:overwritten")
 _FURTHER = (_UPSTREAM, _SECOND, *_AGAIN, sliced_gradients.NAME)
 
@@ -66,10 +66,7 @@ def due(trial: Trial) -> bool:
 
 
 def wanted(trial: Trial) -> list[str]:
-    """The inputs that require grad in this case: all that ``grad=`` allows, in one case of three a part of them.
-
-    What is absent (an optional bias) is not among them.
-    """
+    """The present inputs that require grad: all that ``grad=`` allows, in one case of three a part."""
     spec, case = trial.spec, trial.result.case
     among: Iterable[str] = trial.logical if spec.grad is True else spec.grad  # type: ignore[assignment]
     able = [
@@ -81,7 +78,7 @@ def wanted(trial: Trial) -> list[str]:
     ]
     if len(able) < 2 or counter_random.mix(case.seed, "subset?") % _PART_EVERY:
         return able
-    # Frozen weights, an adapter's bias: most often one alone requires grad, or all but one.
+    # Frozen weights or an adapter's bias: usually one alone requires grad, or all but one.
     kind, one = (
         counter_random.mix(case.seed, "subset kind") % 4,
         able[counter_random.mix(case.seed, "subset of one") % len(able)],
@@ -97,16 +94,13 @@ def wanted(trial: Trial) -> list[str]:
 
 
 def all_gradients(seed: int) -> bool:
-    """Whether a case of this seed requires the gradients of all inputs, for a random upstream gradient."""
+    """Whether a case of this seed requires all gradients, for a random upstream gradient."""
     kind = KINDS[counter_random.mix(seed, "upstream kind") % len(KINDS)]
     return kind == "random" and counter_random.mix(seed, "subset?") % _PART_EVERY != 0
 
 
 def compile_only(trial: Trial) -> None:
-    """Compile what a forward and a backward of the kernel launch, and run none of it.
-
-    Raises what the reference raises.
-    """
+    """Compile what a forward and backward launch, without running it. Raises what the reference raises."""
     upstream = Upstream.of(trial, wanted(trial))
     upstream.settle()
     with observe_compiled(lambda _: None, launch=False):
@@ -114,11 +108,11 @@ def compile_only(trial: Trial) -> None:
 
 
 def run(trial: Trial) -> Verdict:
-    """Forward and backward of kernel and reference, compared: the first failure. Hazards are noted on the way."""
+    """Compare forward and backward of kernel and reference: the first failure. Hazards are noted."""
     upstream = Upstream.of(trial, wanted(trial))
     try:
         upstream.settle()
-        # Before the reference's gradients exist: a backward that looks for them among live or freed objects finds none.
+        # Before the reference's gradients exist, so that a backward cannot find them among live or freed objects.
         first = Attempt(trial, upstream, FILLS[0], twice=_in_turn(trial, upstream) and _second_due(trial, upstream))
         few = upstream.lanes(FEW_LANES)
     except NoGraph:
@@ -129,7 +123,7 @@ def run(trial: Trial) -> Verdict:
         return unknown(NAME, f"the reference cannot be differentiated here: {error}")
     seen: dict[str, Any] = {}
     for verdict in _found(trial, upstream, first, few, seen):
-        # What `invariance` has to say of a case that does not fail it is noted too.
+        # A verdict of `invariance` that does not fail the case is noted too.
         ends = verdict.failed or (verdict.status == "pass" and verdict.check == NAME)
         if ends and verdict.identity not in trial.result.known:
             return verdict
@@ -140,28 +134,29 @@ def run(trial: Trial) -> Verdict:
 def _found(
     trial: Trial, upstream: Upstream, first: Attempt, few: Mapping[str, OutputLanes], seen: dict[str, Any]
 ) -> Iterator[Verdict]:
-    """Every failure and hazard; ``seen`` gets what the promises of autograd came to."""
+    """Every failure and hazard; ``seen`` gets the results of autograd's promises."""
     known, right = trial.result.known, True
     if (verdict := first.ended()) is not None:
         right = False
         yield verdict if verdict.identity in known else blame.of_access(trial, upstream, verdict, judging(trial))
         if first.backward is None or verdict.check != "inputs":
-            return  # what else is wrong may come of it
+            return  # other errors may follow from it
     if (verdict := _forward(trial, first)) is not None:
         yield verdict
     assert first.backward is not None
+    refused.trained(trial.context)
     for verdict in compare(trial, upstream, first.backward, few):
         right = right and not verdict.failed
         plain = verdict.identity in known or not verdict.failed
         yield verdict if plain else blame.explained(trial, upstream, first, verdict, judging(trial))
     yield from _left_alone(trial, first.backward)
-    # Six further backwards would run on every case that is too small to show the failure that is sought.
+    # Otherwise six further backwards would run on every case too small to show the failure.
     if right and not _WRONG.fullmatch(trial.context.focus.sought or ""):
         yield from _further(trial, upstream, first, seen)
 
 
 def _further(trial: Trial, upstream: Upstream, first: Attempt, seen: dict[str, Any]) -> Iterator[Verdict]:
-    """What further backwards show, each step unless the finding of another one is sought. ``first`` was right."""
+    """Findings of further backwards, each step unless another's finding is sought. ``first`` was right."""
     sought, known = trial.context.focus.sought, trial.result.known
 
     def due(*own: str) -> bool:
@@ -171,7 +166,7 @@ def _further(trial: Trial, upstream: Upstream, first: Attempt, seen: dict[str, A
         yield from filter(None, [further.upstream_overwritten(trial, upstream, first)])
     turn = _in_turn(trial, upstream)
     if first.backward is not None and first.backward.saved and not turn and _second_due(trial, upstream):
-        # What backward keeps for itself it may use up, if a second one is then refused or right all the same.
+        # Backward may use up its own saved tensors if a second one is refused or right all the same.
         first, turn = Attempt(trial, upstream, FILLS[0], twice=True), True
         if (verdict := first.ended()) is not None:
             yield verdict
@@ -185,23 +180,23 @@ def _further(trial: Trial, upstream: Upstream, first: Attempt, seen: dict[str, A
 
 
 def _once(trial: Trial, upstream: Upstream) -> bool:
-    """Whether an input may be overwritten: it is there for one backward, and for no other use."""
+    """Whether an input may be overwritten, so that it serves only one backward."""
     return any(name in trial.spec.clobbers for name in upstream.wanted)
 
 
 def _in_turn(trial: Trial, upstream: Upstream) -> bool:
-    """Whether this is one of the cases that run backward once more."""
+    """Whether this case runs backward twice."""
     return not _once(trial, upstream) and counter_random.mix(trial.result.case.seed, "twice") % _TWICE_EVERY == 0
 
 
 def _second_due(trial: Trial, upstream: Upstream) -> bool:
-    """Whether a second backward through a retained graph has to be right, and is not known to be wrong already."""
+    """Whether a second backward through a retained graph must be right, and is not known to be wrong."""
     seen = trial.context.focus.sought is None and any(each.startswith(_AGAIN) for each in trial.result.known)
     return not (seen or _once(trial, upstream)) and trial.context.on(SECOND)
 
 
 def _forward(trial: Trial, attempt: Attempt) -> Verdict | None:
-    """Forward's results while it records a graph: the bits that they have without one, or right all the same."""
+    """Check forward's results while it records a graph: the same bits as without, or right in value."""
     steady = trial.steady(trial.got.tensors)
     varies = len(steady) < len(trial.got.tensors)
     if not varies and repeat.first_difference(steady, attempt.forward) is None:
@@ -210,7 +205,7 @@ def _forward(trial: Trial, attempt: Attempt) -> Verdict | None:
 
 
 def _left_alone(trial: Trial, backward: Backward) -> Iterator[Verdict]:
-    """What backward changed or set that was not its own."""
+    """Failures for what backward changed or set without owning it."""
     for name, mask in backward.outputs.items():
         trial.result.differs = (name, mask)
         yield failed(
@@ -231,7 +226,7 @@ def _left_alone(trial: Trial, backward: Backward) -> Iterator[Verdict]:
 
 
 def _in_company(trial: Trial, upstream: Upstream, first: Attempt) -> Iterator[Verdict]:
-    """What `invariance` says of gradients."""
+    """The verdicts of `invariance` on gradients."""
     if sliced_gradients.due(trial, upstream):
         yield from filter(None, [sliced_gradients.judged(trial, upstream, first)])
 

@@ -1,7 +1,8 @@
-"""The reference's backward pass, and the upstream gradients that it and the kernel get."""
+"""The reference's backward pass, and the upstream gradients for it and the kernel."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,22 +20,22 @@ from pytest_fusion.oracle.reference import ReferenceFailed, copies, on_its_own, 
 from pytest_fusion.oracle.shadow import run_lanes
 from pytest_fusion.spec.promises import Tolerance
 
-# Never all ones, which hides a gradient that is forgotten as a factor; `expanded` is what sum().backward() sends, and
-# `zero-rows` a loss that leaves out some rows.
+# Never all ones, which hide a gradient missing as a factor; `expanded` is as from sum().backward(), `zero-rows` as from
+# a loss that ignores some rows.
 KINDS = ("random", "random", "random", "expanded", "expanded", "negative", "zero", "zero-rows")
 _LAYOUTS = ("contiguous", "transposed", "step", "padded", "unflattenable")
 _SHARE_OF_ROWS = 0.6
-# What most callers send; the fast path of a backward asks for it beside plain inputs.
+# What most callers send; a backward's fast path requires it, with plain inputs.
 _PLAIN_OF, _PLAIN_IN = 2, 5
 _WORDS = {"expanded": "of strides 0, one repeated number", "zero": "zeros", "zero-rows": "random, some rows 0"}
-# A slice begins somewhere: with the gradient of a concatenation, in the middle of the whole one.
+# Slices have offsets: with the gradient of a concatenation, in the middle of the whole.
 _OFFSETS = (0, 0, 0, 1, 3)
-# Of several outputs, one alone has an upstream gradient in one case of so many.
+# With several outputs, in one case of three only one has an upstream gradient.
 _ONE_ALONE_EVERY = 3
 
 
 class NoGraph(Exception):
-    """An output that must be differentiable is not connected to any input; the message is its name."""
+    """An output that must be differentiable is connected to no input; the message is its name."""
 
 
 def differentiable(outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -44,10 +45,10 @@ def differentiable(outputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
 
 @dataclass(slots=True)
 class Upstream:
-    """Upstream gradients of one case by output, and the gradients of the reference's own backward for them.
+    """Upstream gradients of one case by output, and the reference's own gradients for them.
 
-    ``wanted`` are the inputs that require grad. After ``settle`` or ``lanes``, ``used`` names the outputs that get a
-    gradient, after ``lanes`` ``present`` the inputs that have one, whose native values are in ``native``.
+    ``wanted``: inputs that require grad. Set by ``settle`` and ``lanes``: ``used``, outputs that get a gradient. Set by
+    ``lanes``: ``present``, inputs that have one, and their ``native`` values.
     """
 
     trial: Trial
@@ -59,31 +60,28 @@ class Upstream:
     present: list[str] = field(default_factory=list)
     native: dict[str, torch.Tensor] = field(default_factory=dict)
     numbers: frozenset[float] = frozenset()
-    # All outputs that autograd can differentiate, and the one that alone gets a gradient, where it is chosen.
+    # All differentiable outputs, and the single one that gets a gradient, if chosen.
     able: list[str] = field(default_factory=list)
     only: str = ""
 
     @classmethod
     def of(cls, trial: Trial, wanted: Sequence[str]) -> Upstream:
-        """Those that follow from the case's seed."""
+        """The upstream gradients of the case's seed."""
         kind = KINDS[counter_random.mix(trial.result.case.seed, "upstream kind") % len(KINDS)]
         made = cls(trial, list(wanted), kind)
         floating = {n: t for n, t in trial.expected.tensors.items() if t.dtype.is_floating_point}
-        # Made outside of the lanes, which would take the rounding of random numbers for the reference's own.
+        # Made outside of the lanes, which would take the rounding of random numbers for the reference's.
         made.upstream = {name: made.drawn(name, t) for name, t in floating.items()}
         made.layout = {name: made._layout(name, t) for name, t in floating.items()}
         return made
 
     def settle(self) -> None:
-        """Learn which outputs get an upstream gradient, without any gradient that a kernel could find in memory.
-
-        Raises as ``lanes`` does.
-        """
+        """Find the outputs that get an upstream gradient, without gradients in memory. Raises as ``lanes``."""
         with self.trial.context.clock.phase("reference"), torch.enable_grad():
             self._graph()
 
     def lanes(self, count: int, kind: Kind = "E") -> dict[str, OutputLanes]:
-        """Lanes of every gradient that the reference has; with a fixed tolerance only its native values count.
+        """Lanes of every gradient that the reference has; with a fixed tolerance only native values count.
 
         Raises ``NoGraph`` where no output depends on the inputs, ``ReferenceFailed`` where the reference raises.
         """
@@ -99,10 +97,19 @@ class Upstream:
         return dict(zip(self.present, run.outputs, strict=True))
 
     def eager(self, name: str) -> torch.Tensor | None:
-        """The gradient of an input as the reference and its backward have it in eager 16 bits (samples, *shape)."""
+        """The gradient of an input from the reference and its backward in eager 16 bits (samples, *shape)."""
         with self.trial.context.clock.phase("reference"):
             seed = counter_random.mix(self.trial.result.case.seed, "eager")
             return values_check.eager_of(self._backward, lambda: self.present, seed).get(name)
+
+    def size(self, name: str) -> float:
+        """How large an element of an input's gradient is where nothing cancels: one of the input's own size changes the
+        loss by as much as the outputs' parts of it come to. Inputs count as 1 at least, as in ``exp(gate)``."""
+        results = self.trial.expected.tensors
+        parts = [(self.upstream[used].double() * results[used].detach().double()).norm() for used in self.used]
+        own = self.trial.logical[name].double().abs().clamp_min(1.0).norm()
+        found = float(torch.stack(parts).norm() / own) if parts and own else 0.0
+        return found if math.isfinite(found) else 0.0
 
     def drawn(self, name: str, output: torch.Tensor) -> torch.Tensor:
         """The upstream gradient of an output of this shape."""
@@ -136,25 +143,22 @@ class Upstream:
         return f"{kind}, of {', '.join(laid)}{alone}"
 
     def alone(self, output: str) -> Upstream:
-        """The same of one output, and none of the others."""
+        """The upstream gradients of one output alone."""
         return replace(self, only=output, used=[output])
 
     def constant(self, value: float) -> Upstream:
-        """The same with upstream gradients that are ``value`` everywhere, contiguous; its lanes are its own."""
+        """Contiguous upstream gradients that are ``value`` everywhere; its lanes are its own."""
         same = {name: torch.full_like(t, value).contiguous() for name, t in self.upstream.items()}
         return replace(self, kind="constant", upstream=same, layout=dict.fromkeys(self.layout, Layout()))
 
     def transposed(self) -> Upstream:
-        """The same gradients with the last two axes swapped in memory, of outputs that have as many."""
+        """The same gradients with the last two axes swapped in memory, where outputs have them."""
         allowed = {name: choices(("contiguous", "transposed"), t.dim()) for name, t in self.upstream.items()}
         layout = {name: Layout(kind, 0, variant) for name, [*_, (kind, variant)] in allowed.items()}
         return replace(self, upstream={name: t.contiguous() for name, t in self.upstream.items()}, layout=layout)
 
     def second(self, of: Mapping[str, torch.Tensor]) -> dict[str, OutputLanes]:
-        """The gradients of the sum of ``gradient * of[input]`` over the inputs in ``of``: one row each of the Hessian.
-
-        Raises ``ReferenceFailed`` where the reference cannot be differentiated twice.
-        """
+        """The gradients of the sum of ``gradient * of[input]``, rows of the Hessian. Raises ``ReferenceFailed``."""
 
         def backward() -> list[torch.Tensor]:
             arguments, found = self._first(twice=True)
@@ -183,7 +187,7 @@ class Upstream:
         return arguments, dict(zip(self.wanted, found, strict=True))
 
     def _graph(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-        """The reference's arguments and differentiable outputs; notes those that get a gradient."""
+        """The reference's arguments and differentiable outputs; notes the outputs that get a gradient."""
         spec, context = self.trial.spec, self.trial.context
         arguments = copies(self.trial.logical)
         for name in self.wanted:
@@ -200,7 +204,7 @@ class Upstream:
         return arguments, outputs
 
     def _part(self, outputs: list[str]) -> list[str]:
-        """The outputs that get an upstream gradient: all, or one alone as where only a loss is used."""
+        """The outputs that get an upstream gradient: all, or a single one as if only a loss is used."""
         seed = self.trial.result.case.seed
         if len(outputs) == 1 or counter_random.mix(seed, "one alone?") % _ONE_ALONE_EVERY:
             return outputs

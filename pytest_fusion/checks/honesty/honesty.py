@@ -1,11 +1,10 @@
-"""Check `honesty`: an answer is computed in its call, complete when it is returned, and then belongs to the caller.
+"""Check `honesty`: a call computes its answer, returns it complete, and leaves it to the caller.
 
-A few calls of a case that passed everything else (``later``, ``observed``) ask what only a kernel does not survive that
-returns right answers while it is being judged, or once. What a call replaced in torch, in the timers and in this
-package (``run.genuine``) is noted by every call and reported here.
+Further calls of a case (`kept_results`, `run.stress.unmarked`) find kernels that are right only while judged, or once.
+Every call notes replacements in torch, in timers and in this package (`run.pristine`).
 
-Not seen: a kernel that turns wrong after more calls than a test makes, or that knows the plugin by the poison in its
-gaps, by its sizes or by its modules. Not accused: who calls torch, keeps threads, or caches what it does not return.
+Not seen: a kernel that turns wrong after more calls than a test makes, or that recognises the plugin by the poison in
+its gaps, by sizes or modules. Not accused: calls of torch, threads, and caches of what is not returned.
 """
 
 from __future__ import annotations
@@ -34,23 +33,23 @@ NAME = kept_results.NAME
 # The first output of a call that is missing or not the case's own answer.
 FirstWrong = Callable[[Mapping[str, torch.Tensor]], str | None]
 
-# Five or six calls a case: what a kernel keeps or leaves running does not depend on its case, nor who it thinks calls.
+# Five or six calls a case: kept results, running work and detection of the caller do not depend on the case.
 _MOST_CASES, _ANY_CASES, _DEEP_CASES = 3, 2, 24
 _OBSERVED_CASES = 2
-# How long a result that is not right when it is returned is waited for, to tell unfinished work from a wrong answer.
+# How long a wrong result is watched, to distinguish unfinished work from a wrong answer.
 _PATIENCE_S, _WHILE_SHRINKING_S = 1.0, 0.05
 
 
 @dataclass(slots=True)
 class _State:
-    """How many cases had further calls; once something is ``found`` all cases are those of its shrinking."""
+    """How many cases had further calls; after something is ``found``, all cases are those of its shrinking."""
 
     cases: int = 0
     found: bool = False
 
 
 def due(trial: Trial) -> bool:
-    """Few cases of a test; every one in which something was replaced, and those of the shrinking of a finding."""
+    """Few cases of a test; every case with a replacement, and those that shrink a finding."""
     context, state = trial.context, trial.context.state(_State)
     if pristine.found():
         return True
@@ -60,7 +59,7 @@ def due(trial: Trial) -> bool:
 
 
 def run(trial: Trial) -> Verdict:
-    """What the calls of this case replaced, then what further calls show."""
+    """The verdict on replacements in this case, then on further calls."""
     state = trial.context.state(_State)
     verdict = _tampering()
     if verdict is None:
@@ -72,7 +71,7 @@ def run(trial: Trial) -> Verdict:
 
 
 def summary(context: Context) -> Verdict | None:
-    """That no case could be checked, or that no case called anything fused."""
+    """`unknown` where no case could be checked, or where no case called anything fused."""
     calls = context.state(kept_results.ReferenceCalls)
     if not context.state(_State).cases:
         return unknown(NAME, "no case that passed everything else had a result with elements")
@@ -127,11 +126,9 @@ def _tampering() -> Verdict | None:
 
 
 def _for_any_caller(trial: Trial, first_wrong: FirstWrong) -> Verdict | str | None:
-    """A failure, or the reason why nothing can be known; ``None`` where the answer is the case's own for any caller.
-
-    A thread has its own autocast, default device and locals, so the call that shows no test is compared with one in a
-    thread that does: only where that is right, and the other wrong twice, the caller makes the difference.
-    """
+    """A failure, or the reason for `unknown`; ``None`` where the answer is the case's own for any caller."""
+    # A thread has its own autocast, default device and locals, so calls in threads are compared. The caller matters
+    # only if the call that shows the test is right, and the other is wrong twice.
     frames: list[unmarked.Frame] = []
     wrong = _in_thread(trial, first_wrong, frames, hidden=True)
     if wrong is None:

@@ -1,17 +1,14 @@
-"""Of check `honesty`: further calls of one case, and what they make of the results of earlier ones.
+"""The part of check `honesty` that makes further calls of a case, and compares earlier results.
 
-* Other values, then the same ones again, at the same and at another address, after the caller wrote over the first
-  result: a result that the kernel keeps is spoilt; one that it remembers by content takes no operator and no launch.
-* Other tensors at the addresses of freed ones, as any allocator makes them, with as many writes behind them: a cache
-  whose key is an address, a shape, a version or the number of an object that no longer lives gives an old answer.
-* Results of earlier calls, compared with copies that were made as they were returned: what changes was unfinished
-  (work on another thread or stream), or is memory that a later call used again.
+* Other values, then the same ones again, at the same and another address, after the caller overwrites the first result:
+  a result that the kernel keeps is then spoilt; one that it remembers by content takes no operator and no launch.
+* Other tensors at the addresses of freed ones, as any allocator makes them, with as many writes: a cache keyed by
+  address, shape, version or the id of a dead object gives an old answer.
+* Results of earlier calls against copies made when they were returned: a change means unfinished work (on another
+  thread or stream), or memory that a later call used again.
 
-What ``deterministic=`` lets vary is the answer where `values` would call it right, and is compared in its bits with
-nothing but itself: a result that was returned stays what it is whatever the order of a sum.
-
-An honest cache is keyed by a tensor that it keeps alive or refers to weakly, and its version; all values here are
-written by operators, which count it up.
+Outputs that may vary by ``deterministic=`` are judged by `values`, and compared in bits only with themselves. An honest
+cache is keyed by a tensor that it keeps alive or refers to weakly, and its version, which all writes here increase.
 """
 
 from __future__ import annotations
@@ -47,14 +44,14 @@ from pytest_fusion.run.stress import streams
 
 NAME = "honesty"
 
-# How often a result is looked at that is not right when it is returned.
+# The interval at which a wrong result is checked again.
 _STEP_S = 0.005
-# Buffers that a kernel may return in turn; so many calls show whose memory an earlier result is.
+# The most buffers that a kernel returns in turn; so many calls show which memory an earlier result uses.
 _BUFFERS = 3
-# How often a kernel must be right elsewhere before a wrong answer at an old address is the address's doing: one that is
-# right half of the time passes for such in 1 of 256.
+# How often a kernel must be right elsewhere before the old address is to blame for a wrong answer: a kernel that is
+# right half of the time passes this in 1 of 256.
 _ELSEWHERE = 8
-# So many different numbers are no chance when they come again in every bit.
+# This many different numbers do not repeat in every bit by chance.
 _FEW_VALUES = 2
 
 Tensors = dict[str, torch.Tensor]
@@ -62,18 +59,18 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(slots=True)
 class ReferenceCalls:
-    """Calls of the kernel that were watched for the reference function, and how many of them ran it."""
+    """Calls of the kernel watched for the reference function, and how many ran it."""
 
     watched: int = 0
     ran: int = 0
 
 
 class _Refused(Exception):
-    """A call was refused, which it may be."""
+    """A call was refused, which is allowed."""
 
 
 class _Raised(Exception):
-    """A call raised what the first one did not; its outcome is the argument."""
+    """A call raised where the first did not; its outcome is the argument."""
 
 
 @dataclass(slots=True)
@@ -87,16 +84,13 @@ class _Call:
 
     @property
     def work(self) -> int:
-        """Launches, and operators that compute something."""
+        """The number of launches, and of operators that compute something."""
         assert self.outcome.watch is not None
         return len(self.outcome.launches) + self.outcome.watch.computed
 
 
 class LaterCalls:
-    """The calls of one case. Outputs that ``deterministic=`` allows to vary are judged by their values.
-
-    A result that is not right when it is returned is looked at for ``patience_s``.
-    """
+    """The calls of one case. Varying outputs are judged by values; a wrong result is watched for ``patience_s``."""
 
     def __init__(self, trial: Trial, *, patience_s: float) -> None:
         self.patience_s = patience_s
@@ -113,13 +107,13 @@ class LaterCalls:
             for name in self.names
         }
         self.other: _Call | None = None
-        # Where an output may vary: what is right for the other values.
+        # Where an output may vary: the right answer for the other values.
         self.there: Trial | None = None
         self.ran: list[str] = []
         self.left: dict[str, str] = {}
 
     def judge(self) -> Verdict | None:
-        """What ends the check; ``None`` where nothing was found, with what ``ran`` and what is ``left`` and why."""
+        """The verdict that ends the check, if any; notes what ``ran``, and what is ``left`` and why."""
         for name, step in (("values", self._other_values), ("address", self._recycled)):
             try:
                 verdict = step()
@@ -135,7 +129,7 @@ class LaterCalls:
         return None
 
     def _other_values(self) -> Verdict | None:
-        """Other values, then the same ones elsewhere once the caller has written over the result."""
+        """Call with other values, then with the same ones elsewhere after the caller overwrites the result."""
         case, logical = other_values(self.context, self.case, self.trial.logical, NAME, "other")
         if logical is None:
             self.left["values"] = "no other values of the same shapes could be drawn"
@@ -150,7 +144,7 @@ class LaterCalls:
         verdict = self._late(a) or self._earlier(a)
         if verdict is not None:
             return verdict
-        # An output that is the same for other values (a table of positions) may be shared and remembered.
+        # An output that does not depend on values (a table of positions) may be shared and remembered.
         depends = [name for name in self.names if name in a.returned and not self._is_right(name, a.returned[name])]
         written = [name for name in depends if _scribble(a.outputs[name], a.placed.tensors.values())]
         if not self.spec.given_up:
@@ -158,17 +152,17 @@ class LaterCalls:
             if verdict is not None:
                 return verdict
         b = self._called(self._place(logical))
-        # Several calls after the one that was judged: buffers in turn come round.
+        # With several calls after the judged one, buffers used in turn come round.
         verdict = self._same_answer(a, b, written) or self._earlier(b)
         if verdict is not None:
             return verdict
         return self._looked_up(a, b, depends) or self._late(b)
 
     def _looked_up(self, a: _Call, b: _Call, depends: Sequence[str]) -> Verdict | None:
-        """The second call on the same values took its answer, an output that ``depends`` on them, from a cache."""
+        """The finding that the second call on the same values took an output that ``depends`` on them from a cache."""
         if not depends or b.work >= a.work or not self._works_for_new_values(b.work):
             return None
-        # Less work alone may be a weight that is packed once for its content; none, or the answer in memory, is not.
+        # Less work may be a weight packed once for its content; no work, or the answer in memory, is not.
         if b.work and not _held(a.returned[depends[0]], (a, b)):
             return None
         return self._finding(
@@ -180,7 +174,7 @@ class LaterCalls:
         )
 
     def _earlier(self, a: _Call) -> Verdict | None:
-        """The results that were judged, after this call: what changed is memory that was returned again, if it was."""
+        """Compare the judged results after this call: a change means memory that is returned again, or was."""
         held = self.trial.got.tensors
         name = next((name for name in self.names if repeat.differ(self.right[name], held[name])), None)
         if name is None:
@@ -199,7 +193,7 @@ class LaterCalls:
         )
 
     def _same_answer(self, a: _Call, b: _Call, written: Sequence[str]) -> Verdict | None:
-        """Two calls on the same values, the results ``written`` of the first one written over in between."""
+        """Compare two calls on the same values, with the results ``written`` overwritten in between."""
         if (verdict := self._late(b)) is not None:
             return verdict
         for name in self.names:
@@ -219,20 +213,20 @@ class LaterCalls:
             if (verdict := self._unfinished(b)) is not None:
                 return verdict
             old = not repeat.differ(wrong, self.right[name])
-            # Where results may vary, a number or two that come again may do so by chance.
+            # Where results may vary, one or two numbers may repeat by chance.
             old = old and (name not in self.varying or len(set(wrong.flatten().tolist())) > _FEW_VALUES)
             return self._recycled_finding(name, old=True) if old else self._unsteady(name)
         return None
 
     def _differing(self, name: str, a: _Call, b: _Call) -> torch.Tensor | None:
-        """What ``a`` gave, where ``b`` gave other bits; where they may vary, that which is no answer to the values."""
+        """The result of ``a`` if ``b`` gave other bits; where these may vary, the one that is wrong for the values."""
         first, second = a.returned[name], b.returned[name]
         if name not in self.varying or self.there is None:
             return first if repeat.differ(first, second) else None
         return next((t for t in (first, second) if not _judged(self.there, name, t)), None)
 
     def _recycled(self) -> Verdict | None:
-        """Other tensors with the case's own values where the last ones' memory was."""
+        """Call with other tensors of the case's own values in the memory of the last ones."""
         if self.other is None:
             self.left["address"] = "no other values were called"
             return None
@@ -242,7 +236,7 @@ class LaterCalls:
         placed.arguments.clear()
         placed.tensors.clear()
         if any(reference() is not None for reference in living):
-            # Who keeps a tensor alive may know it by its address: no other one can be there.
+            # A kernel that keeps a tensor alive may know it by its address: no other can be there.
             self.left["address"] = "the kernel keeps its inputs alive, so that their addresses are not used again"
             return None
         with self.context.clock.phase("make"):
@@ -275,7 +269,7 @@ class LaterCalls:
         return unknown(NAME, f"{name} differs between calls on the same values: `repeat` comes first")
 
     def _works_for_new_values(self, least: int) -> bool:
-        """Whether a call on values never seen does more work: else the call before did something once."""
+        """Whether a call on new values does more work; else the call before did something once."""
         logical = other_values(self.context, self.case, self.trial.logical, NAME, "third")[1]
         return logical is not None and self._called(self._place(logical)).work > least
 
@@ -284,7 +278,7 @@ class LaterCalls:
             return place(logical, self.case, self.context.device, FILLS[0])
 
     def _called(self, placed: Placed, *, watched: bool = False) -> _Call:
-        """One call. ``watched`` also notes whether it runs the reference. Raises ``_Refused``, ``_Raised``."""
+        """One call; ``watched`` also notes whether it runs the reference. Raises ``_Refused``, ``_Raised``."""
         returned: Tensors = {}
 
         def fused(**arguments: Any) -> Any:
@@ -326,30 +320,30 @@ class LaterCalls:
         calls.ran += seen
 
     def first_wrong(self, outputs: Mapping[str, torch.Tensor]) -> str | None:
-        """The first of the case's outputs that is missing among these, or is not its answer."""
+        """The first of the case's outputs that is missing or wrong here."""
         return next((n for n in self.names if n not in outputs or not self._is_right(n, outputs[n])), None)
 
     def _is_right(self, name: str, t: torch.Tensor) -> bool:
-        """Whether it is the case's own answer: in every bit, or where it may vary by its values."""
+        """Whether this is the case's own answer: in every bit, or in value if it may vary."""
         if not repeat.differ(self.right[name], t):
             return True
         return name in self.varying and _judged(self.trial, name, t)
 
     def _trial(self, case: Case, logical: Mapping[str, Any]) -> Trial:
-        """What is right for other values; made after the kernel's call, which must find no right answer in memory."""
+        """The trial for other values; made after the kernel's call, so that no right answer is in memory."""
         context = drawn_alike(self.context, case, logical, self.trial.draws)
         reference, expected = reference_of(context, case, logical)
         return Trial(context, CaseResult(case), logical, reference, expected, self.trial.alone)
 
     def _late(self, call: _Call) -> Verdict | None:
-        """What changed between the return and the end of all work on the device."""
+        """The finding of a change between the return and the end of all work on the device."""
         for name, before in call.returned.items():
             if name in call.outputs and repeat.differ(before, call.outputs[name]):
                 return self._late_finding(name)
         return None
 
     def _unfinished(self, call: _Call) -> Verdict | None:
-        """As ``_late``, of a result that is wrong: whether it still changes."""
+        """As ``_late``, for a wrong result: whether it still changes."""
         begun = pristine.perf_counter()
         while pristine.perf_counter() - begun < self.patience_s:
             if (verdict := self._late(call)) is not None:
@@ -368,7 +362,7 @@ class LaterCalls:
         )
 
     def _raised(self, outcome: Outcome) -> Verdict:
-        """A call raised: a finding, unless the case raises by itself too."""
+        """The verdict on a call that raised: a finding, unless the case alone raises too."""
         error = outcome.error
         kind = type(error).__name__
         logical = self.trial.alone(self.case.with_(seed=numbers.mix(self.case.seed, NAME, "other") >> 1))
@@ -386,7 +380,7 @@ class LaterCalls:
 
 
 def _judged(trial: Trial, name: str, t: torch.Tensor) -> bool:
-    """Whether `values` would not call it wrong by any element."""
+    """Whether `values` finds no wrong element."""
     if name not in trial.order or name in trial.excused():
         return True
     verdict = trial.judge_tensor(trial.order.index(name), t)
@@ -394,7 +388,7 @@ def _judged(trial: Trial, name: str, t: torch.Tensor) -> bool:
 
 
 def _held(answer: torch.Tensor, calls: Sequence[_Call]) -> bool:
-    """Whether a tensor with these bits is alive that is none of ours; costs a walk over all objects, some 50 ms."""
+    """Whether a tensor with these bits is alive that is not ours; walks over all objects, some 50 ms."""
     ours = {id(t) for call in calls for t in (*call.outputs.values(), *call.returned.values())}
     return any(
         type(thing) is torch.Tensor
@@ -408,7 +402,7 @@ def _held(answer: torch.Tensor, calls: Sequence[_Call]) -> bool:
 
 
 def _scribble(t: torch.Tensor, inputs: Any) -> bool:
-    """Write over a result, as its owner may; ``False`` where it shares memory with an input or cannot be written."""
+    """Overwrite a result, as its owner may; ``False`` where it shares memory with an input or is read-only."""
     if any(structure.overlap(t, other) for other in inputs):
         return False
     try:
@@ -427,7 +421,7 @@ def _scribble(t: torch.Tensor, inputs: Any) -> bool:
 
 
 def _is_of(frame: FrameType, function: Any) -> bool:
-    """Whether a frame of the code of ``function`` has its closure too: one factory may make kernel and reference."""
+    """Whether a frame runs ``function`` with the same closure; one factory may make kernel and reference."""
     cells = getattr(function, "__closure__", None) or ()
     names = frame.f_code.co_freevars
     with contextlib.suppress(ValueError):  # a cell that is still empty

@@ -1,7 +1,6 @@
-"""How many slices the further calls of a case hold: sizes around those at which launchers choose between kernels.
+"""How many slices the further calls of a case have: sizes near those at which launchers choose between kernels.
 
-The case alone decides which of them it is called with, so that a replay asks the same; where nothing is left to other
-cases, all. What they may cost is bounded by elements and work, and where kernels are interpreted by seconds as well.
+The case alone decides, so that a replay makes the same calls. Elements, work and interpreted seconds bound the cost.
 """
 
 from __future__ import annotations
@@ -23,31 +22,29 @@ NAME = "invariance"
 
 _NARROW = frozenset({"float16", "bfloat16"})
 
-# Where launchers change their mind (GEMV or GEMM, splits, rows a tile): powers of two, of which a case takes each or a
-# neighbour, of the lower ones both sides: few slices show little. The multiprocessors, 132 of an H100 where there is no
-# GPU, decide about splits and persistent grids.
+# Where launchers choose (GEMV or GEMM, splits, rows a tile): powers of two. A case takes each or a neighbour, below 64
+# both sides, as few slices show little. The number of multiprocessors (132 of an H100 without a GPU) decides splits and
+# persistent grids.
 _POWERS = tuple(2**k for k in range(3, 13))
 _BOTH_SIDES, _NEIGHBOURS = 64, (0, 1, -1)
-# No lanes of the reference run at these sizes, so they may be larger than a case: 257 rows of 4097, since what is split
-# or tiled in another way shows in long rows, and a quarter of that in larger batches.
+# The reference has no lanes at these sizes, so they may exceed a case's: 257 rows of 4097, as other splits or tiles
+# show in long rows, and a quarter of that in larger batches.
 _ELEMENTS, _ELEMENTS_OF_MANY, _WORK, _FEW = 257 * 4097, 257 * 1025, 1 << 24, 257
-# In batches 4097 programs of a short row take 30 ms; kernels that need them one by one are refused long before.
+# 4097 programs of a short row take 30 ms in batches; kernels that need them one by one are refused long before.
 _PROGRAMS = 5000
-# Sizes of a kernel's own: blocks that are no power of two, and grids that no longer grow with the batch.
+# A kernel's own sizes: blocks that are no power of two, and grids that stop growing with the batch.
 _MOST_LEARNT, _LEAST_LEARNT = 4, 3
-# Interpreted kernels: after a call that took this long none of more slices (the next has four times as many at most, so
-# that it stays below a case's limit even where work grows with the square), and once a test's calls have taken so long
-# only those of few, and no wider slices.
+# Interpreted kernels: after a call of 0.4 s none with more slices (the next has up to four times as many, within a
+# case's limit even for quadratic work); after 1.2 s in a test only few slices, and no wider ones.
 _SLOW_S, _TEST_S = 0.4, 1.2
 
 
 @dataclass(slots=True)
 class Spent:
-    """How many cases of a test ran, how many for their width alone, and the widest slice so far.
+    """How many cases ran, how many for their width alone, and the widest slice; 16 bits (True) and 32 bits apart.
 
-    Those of 32 and of 16 bits by themselves: another order of a root mean square shows in one row in ten of the former,
-    and the latter round it away. Once something is ``found`` the cases are those of its shrinking; ``at``
-    are the two sizes that showed it. ``seconds``: what the calls took, of the wall or, if less, of the processor.
+    Another order of a root mean square shows in one float32 row in ten; 16 bits round it away. ``found``: further cases
+    shrink a finding that showed ``at`` two sizes. ``seconds``: the lesser of wall and CPU time.
     """
 
     cases: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
@@ -60,7 +57,7 @@ class Spent:
 
 @dataclass(slots=True)
 class InvarianceState:
-    """Outputs and gradients have cases of their own."""
+    """Separate states for outputs and gradients."""
 
     outputs: Spent = field(default_factory=Spent)
     gradients: Spent = field(default_factory=Spent)
@@ -68,9 +65,9 @@ class InvarianceState:
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How many cases run: of all, of thorough ones, and besides for slices twice as wide.
+    """How many cases run: of any kind, of thorough ones, and extra ones for slices twice as wide.
 
-    Most sums of the first cases are too short to be split: what the batch decides shows in long ones.
+    Most sums of the first cases are too short to be split; the batch's influence shows in long ones.
     """
 
     any_case: int
@@ -82,16 +79,16 @@ class Effort:
         return self.thorough if trial.thorough else self.any_case
 
     def due(self, so_far: Spent, trial: Trial, width: int) -> bool:
-        """Whether the case is one of them; every one is where a finding is being shrunk."""
+        """Whether the case is one of them; always while a finding shrinks."""
         narrow, spent = _narrow(trial), _spent(trial)
         most = self._most(trial)
         if so_far.found or so_far.cases[narrow] < (most - so_far.cases[not narrow] if spent else most):
             return True
-        # One at least: the first cases, of short slices, may have taken the seconds.
+        # At least one: the first cases, of short slices, may have used up the seconds.
         return so_far.wide[narrow] < (1 if spent else self.wide) and width >= 2 * so_far.widest[narrow]
 
     def note(self, so_far: Spent, trial: Trial, width: int) -> bool:
-        """Count a case that runs. True if it runs for its width."""
+        """Count a case that runs; True if it runs for its width."""
         narrow = _narrow(trial)
         counts = so_far.cases if so_far.cases[narrow] < self._most(trial) else so_far.wide
         counts[narrow] += 1
@@ -110,7 +107,7 @@ def width(trial: Trial, dim: str) -> int:
 
 
 def _spent(trial: Trial) -> bool:
-    """Whether interpreted calls have taken what a test has for them."""
+    """Whether interpreted calls have used up a test's seconds."""
     state = trial.context.state(InvarianceState)
     return trial.context.device.type == "cpu" and state.outputs.seconds + state.gradients.seconds > _TEST_S
 
@@ -131,11 +128,11 @@ class Batches:
 
     @property
     def _all(self) -> bool:
-        """Whether all sizes run: a finding is being shrunk, or there is no other case."""
+        """Whether all sizes run: a finding shrinks, or there is no other case."""
         return self._so_far.found or self._trial.context.complete
 
     def fits(self, size: int) -> bool:
-        """Whether the spec admits the size beside the case's others, at a cost that a call may have."""
+        """Whether the spec and the limits of a call allow the size beside the case's others."""
         spec, other = self._trial.spec, resized(self._case, self._dim, size)
         try:
             if refit(spec, other.sizes) != other.sizes:
@@ -147,7 +144,7 @@ class Batches:
         return size <= self._size or (elements <= allowed and work <= _WORK)
 
     def admits(self, size: int) -> bool:
-        """Whether a call of so many slices is likely to end soon."""
+        """Whether a call of so many slices should end soon."""
         return self._most is None or size <= max(self._most, self._size)
 
     def took(self, size: int, seconds: float) -> None:
@@ -156,11 +153,7 @@ class Batches:
             self._most = min(size, size if self._most is None else self._most)
 
     def chosen(self, count: int) -> list[int]:
-        """Up to so many sizes, but that of the case and 1: ascending, so that a threshold is met from just above.
-
-        The largest is among them, then what the case's seed prefers. While a finding is being shrunk, those next to
-        the sizes that showed it are enough; a replay asks for them too.
-        """
+        """Up to ``count`` sizes except 1 and the case's own, ascending, so that a threshold is met from just above."""
         seed, dim, usable = self._case.seed, self._dim, self._usable()
         every = sorted({size for group in usable for size in group})
         if self._trial.context.complete:
@@ -177,7 +170,7 @@ class Batches:
         return sorted(list(dict.fromkeys([*every[-1:], *(size for _, size in sorted(drawn))]))[:count])
 
     def _usable(self) -> list[list[int]]:
-        """The sizes that fit, in groups around one at which launchers choose."""
+        """The sizes that fit, in groups around those at which launchers choose."""
         device, cores = self._trial.context.device, MANY
         if device.type == "cuda":
             cores = torch.cuda.get_device_properties(device).multi_processor_count
@@ -186,10 +179,7 @@ class Batches:
         return [[size for size in group if size != self._size and self.fits(size)] for group in groups]
 
     def learnt(self, launches: Mapping[int, Sequence[Launch]]) -> list[int]:
-        """Sizes at which this kernel may turn, by what it launched for others.
-
-        Constants that are no power of two, and numbers of programs that two sizes have in common.
-        """
+        """Sizes where this kernel may change: constants not a power of two, and grids that two sizes share."""
         constants: set[int] = set()
         grids: dict[int, set[int]] = {}
         for size, each in launches.items():

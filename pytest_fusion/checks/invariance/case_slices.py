@@ -1,4 +1,4 @@
-"""Cutting a case along one of its dims: which inputs follow it, and why a dim may have no slices of its own."""
+"""Cutting a case along one of its dims: which inputs follow it, and why a dim may have no separate slices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_fusion.spec.values import ValueProfile
 
 
 class Unsliceable(Exception):
-    """The dim cannot be cut into slices that stand for themselves; the message is the reason."""
+    """The dim cannot be cut into independent slices; the message is the reason."""
 
 
 def tensors(spec: FusionSpec) -> Iterator[tuple[str, TensorSpec]]:
@@ -30,21 +30,21 @@ def tensors(spec: FusionSpec) -> Iterator[tuple[str, TensorSpec]]:
 
 
 def resized(case: Case, dim: str, size: int) -> Case:
-    """The case with another size of one dim, and nothing else."""
+    """The case with another size of one dim and nothing else changed."""
     return case.with_(sizes={**case.sizes, dim: size})
 
 
 def selected(t: torch.Tensor, axis: int, slices: Sequence[int]) -> torch.Tensor:
     """A tensor of these slices, in this order, for every dtype."""
     index = torch.tensor(list(slices), dtype=torch.int64, device=t.device)
-    # torch selects no float8, nor these.
+    # torch cannot select float8, nor these.
     if t.element_size() == 1 or t.dtype in (torch.uint16, torch.uint32, torch.uint64):
         return t.view(repeat.WORDS[t.element_size()]).index_select(axis, index).view(t.dtype)
     return t.index_select(axis, index)
 
 
 def unsliceable(spec: FusionSpec) -> dict[str, str]:
-    """Why dims cannot be cut whatever the case, by name."""
+    """Why dims cannot be cut in any case, by name."""
     reasons = {dim: _why_not(spec, dim) for dim in spec.invariant_dims}
     return {dim: f"{dim}: {reason}" for dim, reason in reasons.items() if reason is not None}
 
@@ -75,7 +75,7 @@ def _why_not(spec: FusionSpec, dim: str) -> str | None:
 
 
 def _points_along(values: Any, dim: str, *, last: bool) -> bool:
-    """Whether values are indices along the dim; ``last``: it is the last axis, the one of permutations."""
+    """Whether values are indices along the dim; ``last``: it is the last axis, that of permutations."""
     if not isinstance(values, ValueProfile):
         return False
     bounds = [parse_expression(bound).names for _, bound in values.params if isinstance(bound, str)]
@@ -87,11 +87,8 @@ def _points_along(values: Any, dim: str, *, last: bool) -> bool:
 
 
 def input_axes(spec: FusionSpec, case: Case, other: Case, logical: Mapping[str, Any], dim: str) -> dict[str, int]:
-    """The axis along which each input of the case follows the dim. Raises ``Unsliceable``.
-
-    Derived inputs tell by what becomes of them when other slices are given: the case's own, backwards, some of them
-    twice where ``other`` has more. One that stays as it is then is the same for all calls.
-    """
+    """The axis along which each input of the case follows the dim. Raises ``Unsliceable``."""
+    # Derived inputs are computed from other slices: the case's own backwards, some twice. Unchanged ones are shared.
     size, count = case.sizes[dim], other.sizes[dim]
     assert isinstance(size, int)
     assert isinstance(count, int)

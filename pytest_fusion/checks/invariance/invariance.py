@@ -1,10 +1,9 @@
-"""Check `invariance`: a slice along a dim named in ``invariant=`` gives the same bits in whatever company.
+"""Check `invariance`: a slice along a dim named in ``invariant=`` has the same bits beside any neighbours.
 
-The case's own inputs are cut along the dim and called again: a slice alone, all in another order, beside NaN, and
-repeated to other sizes around those at which launchers choose between kernels. Outputs and inputs written in place that
-follow the dim must keep each slice's bits. Which axis of an output follows it is seen from two sizes. Whether the same
-call gives the same bits twice is the business of `repeat`: what is not repeated is no finding here. Left out: outputs
-that ``deterministic=`` allows to vary. Gradients are asked of by `sliced_gradients`, once they are right.
+The case's inputs are cut along the dim and called again: a slice alone, all in another order, beside NaN, and repeated
+to sizes near those at which launchers choose between kernels. Outputs and inputs written in place that follow the dim
+must keep each slice's bits; two sizes show which axis follows it. A call that does not repeat its own bits is left to
+`repeat`. Left out: outputs that may vary by ``deterministic=``. `sliced_gradients` checks gradients that are right.
 """
 
 from __future__ import annotations
@@ -28,16 +27,15 @@ from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.memory.damage import Damage
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
-# A case costs some twenty calls, so that few run; half of them need not be thorough ones.
-# Several dims share the calls of a case.
+# A case costs some twenty calls, so few run, half of them not thorough; several dims share the calls of a case.
 _EFFORT = Effort(any_case=3, thorough=6, wide=4, calls=22)
 _FEWEST_CALLS = 7
-# Fewer than a launcher's usual thresholds, of 64 and more.
+# Below launchers' usual thresholds of 64 and more.
 MANY = 37
 
 
 class OneDim(Protocol):
-    """What up to so many calls show of one dim, ``wide``: of more slices than the case has."""
+    """The result of up to ``calls`` calls for one dim; ``wide``: with more slices than the case has."""
 
     def __call__(self, dim: str, calls: int, *, wide: bool) -> tuple[Verdict | None, Along]: ...
 
@@ -51,12 +49,12 @@ def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG0
 
 
 def due(trial: Trial) -> bool:
-    """Few cases of a test, thorough ones first; every one where a finding is being shrunk."""
+    """Few cases of a test, thorough ones first; every case while a finding shrinks."""
     return any(_EFFORT.due(_so_far(trial), trial, width(trial, dim)) for dim in dims_of(trial))
 
 
 def run(trial: Trial) -> Verdict:
-    """Every dim that the case has at least two slices of."""
+    """Check every dim with at least two slices in this case."""
     so_far = _so_far(trial)
 
     def one(dim: str, calls: int, *, wide: bool) -> tuple[Verdict | None, Along]:
@@ -70,7 +68,7 @@ def run(trial: Trial) -> Verdict:
 def of_dims(
     trial: Trial, so_far: Spent, effort: Effort, one: OneDim, reasons: dict[str, str], *, gradients: bool = False
 ) -> Verdict | None:
-    """What ``one`` shows of every dim of the case, after ``reasons`` why others show nothing; ``None`` of no dim."""
+    """The result of ``one`` for every dim; ``reasons`` are why others have none. ``None`` without a dim."""
     dims = dims_of(trial)
     wide = effort.note(so_far, trial, max(width(trial, dim) for dim in dims)) and not so_far.found
     sizes: dict[str, list[int]] = {}
@@ -100,10 +98,8 @@ def of_dims(
 
 
 def of_many(trial: Trial, dim: str, so_far: Spent, make: Call) -> Trial:
-    """The case with `MANY` slices of other values, or as it is where it has as many or cannot; ``make`` calls it once.
-
-    In one row of ten, or fewer, another order of its sum shows: of two rows repeated to 257 mostly none does.
-    """
+    """The case with `MANY` slices of other values, or unchanged if it has as many or cannot; ``make`` calls it once."""
+    # Another order of a sum shows in one row of ten, or fewer: of two rows repeated to 257, usually in none.
     size, context = trial.result.case.sizes[dim], trial.context
     assert isinstance(size, int)
     if size >= MANY or not Batches(trial, dim, so_far).fits(MANY):
@@ -119,7 +115,7 @@ def of_many(trial: Trial, dim: str, so_far: Spent, make: Call) -> Trial:
 
 
 def outputs(trial: Trial, slices: Sequence[int]) -> Called | None:
-    """A forward call, and its outputs that may not vary; see `company.Call`."""
+    """A forward call, and its outputs that may not vary; see `neighbours.Call`."""
     outcome, placed = call(trial.context, trial.result.case, trial.logical, FILLS[0])
     if refused(trial, outcome, outcome.damage, slices):
         return None
@@ -128,7 +124,7 @@ def outputs(trial: Trial, slices: Sequence[int]) -> Called | None:
 
 
 def refused(trial: Trial, outcome: Outcome, damage: Iterable[Damage], slices: Sequence[int]) -> bool:
-    """Whether the kernel refused these slices. Raises ``OtherCase`` where it went wrong otherwise."""
+    """Whether the kernel refused these slices. Raises ``OtherCase`` for other errors."""
     if outcome.error is not None and rejection(trial.spec, outcome.error) is not None:
         return True
     accessed = memory.check_access(outcome, trial.spec)
@@ -151,7 +147,7 @@ def dims_of(trial: Trial) -> list[str]:
 
 
 def adopt(trial: Trial, dim: str, size: int) -> bool:
-    """Judge the case of another size by itself; where it fails, that is the finding."""
+    """Judge the case of another size by itself; its failure is then the finding."""
     other = resized(trial.result.case, dim, size)
     alone = trial.alone(other)
     if alone.failure is None or alone.failure.statistical:

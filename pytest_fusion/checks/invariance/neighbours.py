@@ -1,8 +1,4 @@
-"""The slices of a case along one dim, run alone, permuted, beside NaN and in other numbers, and their bits compared.
-
-They are called alone, all in another order, beside NaN, and repeated to other sizes (`batches`). What is called, and
-what of it is compared, is told from outside: the outputs (`invariance`) or gradients (`sliced_gradients`).
-"""
+"""The slices of a case along one dim, run alone, permuted, beside NaN and in other numbers, and their bits compared."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run.pristine import perf_counter, process_time
 from pytest_fusion.spec.values import ValueProfile
 
-# How often both calls of a difference are made again before it counts; while shrinking it has counted before.
+# How often both calls of a difference are repeated before it counts; while shrinking it counted before.
 _CONFIRMATIONS, _WHILE_SHRINKING = 2, 1
 
 
@@ -34,20 +30,20 @@ class OtherCase(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """What one call gave: the tensors that may not vary, by name, and its launches."""
+    """The results of one call: tensors that may not vary, by name, and its launches."""
 
     tensors: dict[str, torch.Tensor]
     launches: list[Launch] = field(default_factory=list)
 
 
-# A call of the case with the trial's inputs, which are those of these slices; ``None`` where the kernel refused it.
-# Raises ``OtherCase`` where it went wrong otherwise.
+# A call of the case with the inputs of these slices; ``None`` where the kernel refused it. Raises ``OtherCase`` for
+# other errors.
 Call = Callable[[Trial, Sequence[int]], Called | None]
 
 
 @dataclass(frozen=True, slots=True)
 class _Variant:
-    """The slices of one call, by their numbers in the case; every odd one may be ``nan`` instead."""
+    """The slices of one call, by number; with ``nan`` every odd one is NaN."""
 
     slices: tuple[int, ...]
     nan: bool = False
@@ -60,7 +56,7 @@ class _Variant:
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """Slice ``slice`` of an output, with other bits than in the call as the case has it."""
+    """Slice ``slice`` of an output with other bits than in the case's own call."""
 
     output: str
     slice: int
@@ -70,7 +66,7 @@ class _Difference:
 
 
 class Along:
-    """One dim of one case: its slices in other calls."""
+    """One dim of one case, and its slices in other calls."""
 
     def __init__(self, trial: Trial, dim: str, so_far: Spent, call: Call, *, gradients: bool = False) -> None:
         self.trial, self.dim, self.case = trial, dim, trial.result.case
@@ -79,20 +75,20 @@ class Along:
         assert isinstance(size, int)
         self.size = size
         self.seen: list[int] = []
-        # What the slices are compared with: the call of all of them, as the case has it.
+        # The reference of comparisons: the call of all slices, as the case has it.
         self._whole, self._base = _Variant(tuple(range(size))), dict[str, torch.Tensor]()
         self._launches: dict[int, list[Launch]] = {}
         self.batches = Batches(trial, dim, so_far)
         others = (self.size + 1, self.size - 1, 2 * self.size)
         other = resized(self.case, dim, next((s for s in others if self.batches.fits(s)), self.size))
         self.input_axes = input_axes(trial.spec, self.case, other, trial.logical, dim)
-        # Of each output, the axis that follows the dim; known, and not empty, after the first call of another size.
+        # The axis of each output that follows the dim; known after the first call of another size.
         self._axes: dict[str, int] = {}
 
     def judge(self, calls: int, axes: Mapping[str, int] | None = None) -> Verdict | None:
-        """The verdict of up to so many calls and those that they suggest; ``None`` where every slice kept its bits.
+        """The verdict of up to ``calls`` calls and those that they suggest; ``None`` where every slice kept its bits.
 
-        ``axes``: of what is compared, the axis that follows the dim, where that is known beforehand.
+        ``axes``: the axes that follow the dim, if known beforehand.
         """
         self._axes = dict(axes or {})
         base = self._call(self._whole)
@@ -120,10 +116,10 @@ class Along:
         raise Unsliceable("no other size of it was accepted")
 
     def _differs(self, variant: _Variant) -> Verdict | None:
-        """What one further call shows."""
+        """The verdict of one further call."""
         size = len(variant.slices)
         if not self._axes and size == self.size:
-            return None  # what follows the dim is not known before a call of another size
+            return None  # the axes are unknown before a call of another size
         if not self.batches.admits(size):
             return None
         got = self._call(variant)
@@ -149,19 +145,19 @@ class Along:
         return _Variant(tuple(i % self.size for i in range(size)))
 
     def _variants(self, count: int) -> list[_Variant]:
-        """The calls to make. The case alone decides, so that a replay makes the same."""
+        """The calls to make; the case alone decides, so that a replay makes the same."""
         alone = [_Variant((self.size - 1,))] if self.batches.fits(1) else []
         same = [_Variant(tuple(reversed(range(self.size))))]
         same += [_Variant(tuple(range(self.size)), nan=True)] if self._may_be_nan() else []
         repeated = [self._repeated(size) for size in self.batches.chosen(max(count - len(alone) - len(same), 1))]
         if not alone and not repeated:
             raise Unsliceable("only one size of it is allowed, so that no output can be seen to follow it")
-        # A call of another size comes first: it tells which axes follow the dim.
+        # A call of another size comes first, as it shows which axes follow the dim.
         first, rest = (alone, repeated) if alone else (repeated[:1], repeated[1:])
         return [*first, *same, *rest]
 
     def _call(self, variant: _Variant) -> dict[str, torch.Tensor] | None:
-        """What is compared, of a call of these slices; ``None`` where the kernel refused. Raises ``OtherCase``."""
+        """The compared tensors of a call of these slices; ``None`` where the kernel refused. Raises ``OtherCase``."""
         clock, size = self.trial.context.clock, len(variant.slices)
         before, begun, used = clock.seconds.get("fused", 0.0), perf_counter(), process_time()
         context = replace(self.trial.context, programs=self.batches.programs)
@@ -172,7 +168,7 @@ class Along:
             if size != self.size:
                 raise
             return None
-        # Not the wall's seconds alone: beside six processes on two cores a threshold at 300 rows was met by no call.
+        # Not wall time alone: beside six processes on two cores no call reached a threshold at 300 rows.
         used = process_time() - used
         self._so_far.seconds += min(perf_counter() - begun, used)
         self.batches.took(size, min(clock.seconds.get("fused", 0.0) - before, used))
@@ -190,7 +186,7 @@ class Along:
         return logical
 
     def _lying(self, size: int) -> Case:
-        """The case, with layouts for inputs of so many slices that are those of slices of its own inputs."""
+        """The case, with input layouts as if ``size`` slices were cut from its own inputs."""
         case = self.case
         for name, axis in self.input_axes.items():
             if (own := case.tensors.get(name)) is not None:
@@ -199,7 +195,7 @@ class Along:
         return case
 
     def _may_be_nan(self) -> list[str]:
-        """The inputs whose slices may be NaN. An expanded one holds slice 0 alone, which stays as it is."""
+        """The inputs whose slices may be NaN. An expanded one has only slice 0, which stays."""
         return [
             name
             for name, inner in tensors(self.trial.spec)
@@ -244,7 +240,7 @@ class Along:
         return None
 
     def _confirmed(self, got: Mapping[str, torch.Tensor], variant: _Variant) -> Verdict | None:
-        """``None`` where both calls give their own bits again."""
+        """``None`` where both calls repeat their own bits."""
         for _ in range(_WHILE_SHRINKING if self._so_far.found else _CONFIRMATIONS):
             for before, again in ((self._base, self._call(self._whole)), (got, self._call(variant))):
                 if again is None or repeat.first_difference(before, again) is not None:
@@ -252,7 +248,7 @@ class Along:
         return None
 
     def _explained(self, variant: _Variant, found: _Difference) -> Verdict:
-        """The finding, and what the slice's bits depend on, by calls that hold nothing but this one slice."""
+        """The finding, and what the slice's bits depend on, by calls with only this slice."""
         dim, number, size = self.dim, found.slice, len(variant.slices)
         axis = self._axes[found.output]
         own = selected(self._base[found.output], axis, [number])
@@ -291,7 +287,7 @@ class Along:
         )
 
     def _uniform(self, number: int, size: int, output: str) -> torch.Tensor | None:
-        """An output of a call that holds one slice ``size`` times; ``None`` where that call fails."""
+        """An output of a call with one slice ``size`` times; ``None`` where that fails."""
         try:
             got = self._call(_Variant((number,) * size))
         except OtherCase:
@@ -325,14 +321,14 @@ class Along:
 
 
 def _between(low: int, high: int) -> Iterator[int]:
-    """The integers between two, the middle first."""
+    """The integers between two, from the middle outwards."""
     middle = (low + high) // 2
     for by in range(high - low):
         yield from (size for size in dict.fromkeys((middle - by, middle + by)) if low < size < high)
 
 
 def _odd_one(t: torch.Tensor | None, axis: int) -> int | None:
-    """The first position whose bits differ from those at position 0."""
+    """The first position whose bits differ from position 0."""
     if t is None:
         return None
     mask = repeat.differing(t, t.narrow(axis, 0, 1).expand_as(t)).movedim(axis, 0).reshape(t.shape[axis], -1).any(1)
@@ -345,7 +341,7 @@ def _most_ulp(a: torch.Tensor, b: torch.Tensor, mask: torch.Tensor) -> int | Non
 
 
 def name_of_one(dim: str, number: int) -> str:
-    """``row 3`` of a dim that is called ``rows``."""
+    """``row 3`` for a dim called ``rows``."""
     return f"{dim[:-1]} {number}" if _is_plural(dim) else f"slice {number} along {dim}"
 
 

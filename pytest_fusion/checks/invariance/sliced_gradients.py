@@ -1,9 +1,9 @@
-"""The part of `invariance` that is about gradients: those of inputs that follow the dim keep each slice's bits too.
+"""The part of `invariance` for gradients: those of inputs that follow the dim keep each slice's bits too.
 
-An output's slice that depends on its own slice of an input alone has a gradient of which the same is true. So only
-outputs that follow the dim get an upstream gradient, cut as the inputs are, and only gradients of inputs that follow it
-are compared: those of what all slices share, such as a weight, are sums over them. It is asked of cases whose gradients
-are right. Left out: what ``deterministic=`` allows to vary, and upstream gradients of nothing but zeros.
+If an output's slice depends only on its own slice of an input, so does the gradient. So only outputs that follow the
+dim get an upstream gradient, cut like the inputs, and only gradients of inputs that follow it are compared; those of
+shared inputs, such as a weight, are sums over slices. Runs on cases whose gradients are right. Left out: gradients that
+may vary by ``deterministic=``, and upstream gradients of zeros.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from pytest_fusion.run.memory import FILLS
 
 __all__ = ["NAME", "due", "judged"]
 
-# A forward and a backward cost three times what a call does.
+# A forward and a backward cost three times a call.
 _EFFORT = Effort(any_case=2, thorough=4, wide=2, calls=16)
 
 
 def due(trial: Trial, upstream: Upstream) -> bool:
-    """Few cases of a test; every one where a finding is being shrunk."""
+    """Few cases of a test; every case while a finding shrinks."""
     context, spec = trial.context, trial.spec
     if not (context.on(NAME) and context.on(GRADIENTS)) or upstream.kind == "zero":
         return False
@@ -43,7 +43,7 @@ def due(trial: Trial, upstream: Upstream) -> bool:
 
 
 def judged(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
-    """What it found or why nothing can be known; ``None`` where no gradient follows a dim. ``first`` was right."""
+    """The finding, or `unknown` with a reason; ``None`` where no gradient follows a dim. ``first`` was right."""
     along = partial(_along, trial, upstream, first)
     with trial.context.clock.check(NAME):
         return invariance.of_dims(trial, _so_far(trial), _EFFORT, along, {}, gradients=True)
@@ -52,10 +52,7 @@ def judged(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
 def _along(
     trial: Trial, upstream: Upstream, first: Attempt, dim: str, calls: int, *, wide: bool
 ) -> tuple[Verdict | None, Along]:
-    """The verdict on one dim, and its slices; none were called where no gradient follows it.
-
-    A case that is asked for its width has many slices, as in `invariance`.
-    """
+    """The verdict on one dim, and its slices; no calls where no gradient follows it. ``wide`` as in `invariance`."""
     so_far = _so_far(trial)
     forward, came = Along(trial, dim, so_far, invariance.outputs), first.named()
     axes = {
@@ -68,7 +65,7 @@ def _along(
     followers = forward.followers(trial.got.tensors)
     given = {name: followers[name] for name in upstream.used if name in followers}
     if not given:
-        return None, forward  # the gradient of a mean may well depend on how many there are
+        return None, forward  # the gradient of a mean may depend on their number
 
     def called_with(upstream: Upstream) -> Call:
         return lambda trial, slices: _gradients(trial, _cut(upstream, given, slices), slices, axes)
@@ -83,13 +80,13 @@ def _along(
 
 
 def _of_many(upstream: Upstream, axes: Mapping[str, int]) -> Upstream:
-    """The same for `MANY` slices, of other values, for the outputs that follow the dim."""
+    """The upstream gradients for `MANY` slices of other values, of outputs that follow the dim."""
     many = _cut(upstream, axes, [0] * invariance.MANY)
     return replace(many, upstream={name: upstream.drawn(name, t) for name, t in many.upstream.items()})
 
 
 def _gradients(trial: Trial, upstream: Upstream, slices: Sequence[int], axes: Mapping[str, int]) -> Called | None:
-    """A forward and a backward, and the gradients that are compared; see `company.Call`."""
+    """The compared gradients of a forward and a backward; see `neighbours.Call`."""
     attempt = Attempt(trial, upstream, FILLS[0])
     outcome = attempt.outcome
     if invariance.refused(trial, outcome, [*outcome.damage, *attempt.upstream.arena.damage()], slices):
@@ -101,7 +98,7 @@ def _gradients(trial: Trial, upstream: Upstream, slices: Sequence[int], axes: Ma
 
 
 def _cut(upstream: Upstream, axes: Mapping[str, int], slices: Sequence[int]) -> Upstream:
-    """The upstream gradients of these slices, in their layouts; of outputs that do not follow the dim none."""
+    """The upstream gradients of these slices, in their layouts; none for outputs that do not follow the dim."""
     cut = {name: _taken(upstream, name, axis, slices) for name, axis in axes.items()}
     shapes = {name: tuple(upstream.upstream[name].shape) for name in axes}
     lying = {name: of_fewer(shapes[name], upstream.layout[name], axis, len(slices)) for name, axis in axes.items()}

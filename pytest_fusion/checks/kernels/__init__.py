@@ -1,1 +1,1 @@
-"""What launchers and kernels do beside their results: refusals, compiling, products in TF32, undefined lanes."""
+"""Refusals, compiling, products in TF32 and undefined lanes: what launchers and kernels do beside their results."""

@@ -13,7 +13,7 @@ from pytest_fusion.run.measure.resources.targets import Resources
 
 
 def seen(context: Context) -> AbstractContextManager[None]:
-    """Within this block the kernels that are interpreted are noted."""
+    """Note the kernels that are interpreted within this block."""
     return launched(context.state(Launched))
 
 

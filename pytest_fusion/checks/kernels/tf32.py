@@ -1,4 +1,4 @@
-"""Hazard `tf32-products`: a result that is right but for factors of products, which ``tl.dot`` rounds to TF32."""
+"""Hazard `tf32-products`: a result that is right if ``tl.dot`` may round its factors to TF32."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ _NARROW = frozenset({"float16", "bfloat16"})
 
 @dataclass(slots=True)
 class _State:
-    """What the kernels of one case did.
+    """Products of one case: ``interpreted``, in float32 here but coarser on a GPU; ``compiled``, possibly in TF32.
 
-    ``interpreted`` are products that keep float32 here and would lose digits on a GPU, ``compiled`` those that may have
-    lost them; ``excused``: results are right by the second yardstick alone.
+    ``excused``: results are right only with factors in TF32.
     """
 
     interpreted: dict[Site, None] = field(default_factory=dict)
@@ -36,7 +35,7 @@ class _State:
 
 @contextmanager
 def noted(context: Context, result: CaseResult) -> Iterator[None]:
-    """Around all calls of a case; its right results get the hazard in the end."""
+    """Around all calls of a case; adds the hazard to its right results."""
     state, interpreted, compiled = context.state(_State), dict[Site, None](), dict[Site, None]()
     with holding(state, interpreted=interpreted, compiled=compiled, excused=False):
         with products_into(interpreted), tf32_products(compiled):
@@ -49,7 +48,7 @@ def noted(context: Context, result: CaseResult) -> Iterator[None]:
 
 
 def judged(context: Context, native: torch.Tensor, judge: Callable[[], ValuesVerdict]) -> ValuesVerdict:
-    """``judge()``; where a compiled kernel has products in TF32, what is wrong by it may be right by their rounding."""
+    """``judge()``; if wrong, and a compiled kernel has products in TF32, judged again with their rounding."""
     verdict, state = judge(), context.state(_State)
     if verdict.ok or native.dtype != torch.float32 or not state.compiled:
         return verdict

@@ -1,4 +1,4 @@
-"""Hazard `undefined-lanes`: a result changes with what masked-off lanes of loads without ``other`` hold."""
+"""Hazard `undefined-lanes`: a result depends on what masked-off lanes of loads without ``other`` hold."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pytest_fusion.checks.verdict import Verdict, hazard
 from pytest_fusion.interpreter.memory.memory_findings import Site
 from pytest_fusion.interpreter.memory.undefined_lanes import Fill, masked_fill
 
-# Calls with 0 in all lanes that must agree before a difference is no chance, and lines that are tried one by one.
+# Calls with 0 in all lanes that must agree before a difference is no chance; lines that are tried one by one.
 _CHANCES, _MOST_LINES = 3, 8
 
 # A call's results; ``None`` where it raises or leaves its memory.
@@ -23,7 +23,7 @@ Results = Mapping[str, torch.Tensor] | None
 
 @dataclass(slots=True)
 class _State:
-    """The lines whose lanes reached a result in some case."""
+    """The lines whose masked-off lanes reached a result in some case."""
 
     lines: dict[Site, None] = field(default_factory=dict)
 

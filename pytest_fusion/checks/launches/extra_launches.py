@@ -1,4 +1,4 @@
-"""Of check `launches`: which kernels of a call are too many, by its own counts, and what helps."""
+"""The part of check `launches` that finds which kernels of a call are too many, and what helps."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FILLS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Surplus:
-    """The names that are too many, how that is known, and what would help."""
+    """The names that are too many, the evidence, and advice."""
 
     names: Counter[str]
     because: str
@@ -25,10 +25,10 @@ class Surplus:
 
 
 def surplus(counts: Counts, work: list[Work], *, plain: Counts | None, fewest: Counter[str] | None) -> Surplus:
-    """What is too many in ``counts``.
+    """What is too many in ``counts``, by comparison with calls within bounds, where there are any.
 
-    ``plain``: the same case with contiguous inputs, if that is within bounds. ``fewest``: the names of another case
-    that is. ``work``: the operators behind the counts, as far as they are known.
+    ``plain`` is the same case with contiguous inputs, ``fewest`` another case. ``work``: the known operators behind
+    counts.
     """
     names, allow = Counter(dict(counts.names)), f"allow it: max_launches={counts.kernels}"
     if plain is not None:
@@ -47,7 +47,7 @@ def surplus(counts: Counts, work: list[Work], *, plain: Counts | None, fewest: C
 
 
 def _helps(work: list[Work], extra: Counter[str]) -> str:
-    """Advice by what the operators of torch among the surplus do; a GPU's kernel names do not show their operators."""
+    """Advice by torch's operators among the surplus; a GPU's kernel names do not show their operators."""
     torchs = [one for one in work if one.kind == "kernel" and one.name.startswith(_TORCH)]
     if set(extra) <= {one.name for one in work}:
         torchs = [one for one in torchs if one.name in extra]
@@ -63,12 +63,12 @@ def _casts(one: Work) -> bool:
 
 
 def words(names: Counter[str]) -> str:
-    """The names with how often they come, sorted."""
+    """The names with their counts, sorted."""
     return ", ".join(_times(name, count) for name, count in sorted(names.items()))
 
 
 def listed(counts: Counts, work: Iterable[Work]) -> str:
-    """The kernels of a call; with the place and the arguments of those that are known, and what else is known."""
+    """The kernels of a call, with place and arguments where known."""
     first = {one.name: one for one in reversed([one for one in work if one.kind == "kernel"])}
     ordered = sorted(counts.names, key=lambda entry: -entry[1])
     shown = [_times(name, count) + _place(first.get(name)) for name, count in ordered[:_MOST_NAMES]]

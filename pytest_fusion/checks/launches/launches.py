@@ -1,10 +1,10 @@
 """Check `launches`: no call launches more kernels than ``max_launches``.
 
-All kernels of the forward call count, torch's own included; copies and fills by the device's copy engines do not. On a
-GPU they are counted (``run.counting``), on the CPU lane modelled, by a lower bound, in tests that launch a
-Triton kernel at all: others may have a path for the CPU. What is seen of each case's first
-call for nothing, launches and operators, is at least what the model would count: a case is counted when that is too
-much. A few are counted anyway, since an operator may be several kernels on a GPU, and none of what runs may be seen.
+All kernels of the forward call count, torch's own included, but not copies and fills by the device's copy engines. A
+GPU counts them (`run.measure`); the CPU lane models a lower bound, in tests that launch a Triton kernel: others may
+have a path for the CPU. Each case's first call shows launches and operators for free, at least the model's number: if
+these are too many, the case is counted. A few others are counted too, as one operator may be several kernels on a GPU,
+and what runs may be invisible.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ from pytest_fusion.spec.wording import brief, first_line
 NAME = "launches"
 CAUSE = "extra-launch"
 
-# Cases that are counted without a suspicion, and with one. On a GPU a count takes some 10 ms, its cross-check once two
-# to four seconds.
+# Cases counted without and with a suspicion. On a GPU a count takes some 10 ms, its cross-check once 2 to 4 s.
 _FEW, _FEW_DEEP = 4, 40
 _SUSPICIOUS = 60
 _STEPS = 60
@@ -44,7 +43,7 @@ _STEPS = 60
 
 @dataclass(slots=True)
 class _State:
-    """What this check keeps from case to case of one test. ``fewest``: the names of the call with fewest kernels."""
+    """The check's state in one test. ``fewest``: the names of the call with fewest kernels."""
 
     counted: int = 0
     suspicious: int = 0
@@ -54,7 +53,7 @@ class _State:
     shapes: set[str] = field(default_factory=set)
     left: dict[str, None] = field(default_factory=dict)
     fewest: Counter[str] | None = None
-    # Some case launched a Triton kernel; without one a path for the CPU may be all that runs on the CPU lane.
+    # Whether some case launched a Triton kernel; otherwise the CPU lane may run only a path for the CPU.
     launched: bool = False
     found: bool = False
     steps: int = 0
@@ -68,7 +67,7 @@ def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG0
 
 
 def due(trial: Trial) -> bool:
-    """Cases whose first call did more than is allowed; besides a few of different shapes and layouts."""
+    """Cases whose first call exceeds the bound, and a few of different shapes and layouts."""
     context, case = trial.context, trial.result.case
     state = context.state(_State)
     state.launched = state.launched or any(launch.programs for launch in trial.result.launches)
@@ -94,7 +93,7 @@ def _key(case: Case) -> str:
 
 
 def run(trial: Trial) -> Verdict:
-    """One count, and where it is too large why."""
+    """One count and, if it is too large, the reason."""
     state, case = trial.context.state(_State), trial.result.case
     assert trial.spec.max_launches is not None
     if trial.result.work > trial.spec.max_launches:
@@ -141,7 +140,7 @@ class _Counting:
             counts, work = self.count(self.trial.result.case)
         except ContextLost:
             raise
-        except Exception as error:  # noqa: BLE001 - what it did not raise before is no answer to how much it launches
+        except Exception as error:  # noqa: BLE001 - it did not raise before, so this is no count
             return self.leave(f"called to be counted, it raised {brief(error)[:200]}")
         if isinstance(counts, Uncounted):
             return self.leave(counts.reason)
@@ -164,12 +163,12 @@ class _Counting:
         return unknown(NAME, reason)
 
     def count(self, case: Case) -> tuple[Counts | Uncounted, list[Work]]:
-        """The counts; on the CPU lane with the work that they are made of."""
+        """The counts; on the CPU lane with the work behind them."""
         placed = place(self.trial.logical, case, self.context.device, FILLS[0])
         return self.model(placed) if self.context.device.type != "cuda" else (self.measure(placed), [])
 
     def measure(self, placed: Placed) -> Counts | Uncounted:
-        """Counted on the device. The profiler counts the first case too, and every count that fails."""
+        """Count on the device. The profiler counts the first case too, and every failed count."""
         call, back, given = self.caller(placed), self.preparer(placed), placed.arguments
         first, capture = not self.state.counted, not self.spec.syncs
         with _losing_contexts():
@@ -179,7 +178,7 @@ class _Counting:
         return found
 
     def model(self, placed: Placed) -> tuple[Counts | Uncounted, list[Work]]:
-        """What is modelled to be too much must be so in a second call too: the first may tune or fill caches."""
+        """The modelled count; one above the bound must repeat, as the first call may tune or fill caches."""
         call, back = self.caller(placed), self.preparer(placed)
         with bare():
             found = launches.modelled(call, placed.arguments, prepare=back)
@@ -198,7 +197,7 @@ class _Counting:
         return lambda: rewrite(placed, self.trial.logical)
 
     def too_many(self, counts: Counts, work: list[Work]) -> Verdict:
-        """The failure: which kernels there are, and which of them are the surplus."""
+        """The failure: which kernels there are, and which are the surplus."""
         work = work or self.explained()
         found = surplus(counts, work, plain=self.contiguous(), fewest=self.state.fewest)
         how = _METHODS[counts.method] + (", the same by the profiler" if counts.agreed else "")
@@ -215,7 +214,7 @@ class _Counting:
         )
 
     def explained(self) -> list[Work]:
-        """On a GPU: which operators of torch the call goes through, and where."""
+        """On a GPU: torch's operators in the call, and their places."""
         placed = place(self.trial.logical, self.trial.result.case, self.context.device, FILLS[0])
         found: Modelled | None = None
         with contextlib.suppress(Exception), bare():
@@ -223,7 +222,7 @@ class _Counting:
         return found.work if found is not None else []
 
     def contiguous(self) -> Counts | None:
-        """The counts of the same case with contiguous inputs, where these are few enough."""
+        """The counts of the same case with contiguous inputs, if within the bound."""
         case = self.trial.result.case
         if all(tensor.layout.plain for tensor in case.tensors.values()):
             return None

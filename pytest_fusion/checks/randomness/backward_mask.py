@@ -1,4 +1,4 @@
-"""Backward's mask against forward's: the gradient for an upstream of ones shows what backward dropped."""
+"""Backward's mask against forward's: an upstream gradient of ones shows what backward dropped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _wanted(spec: FusionSpec, masks: Masks, mask: Mask) -> list[str]:
 
 
 def backward(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
-    """Backward drops what forward dropped, seen where the upstream gradient is one."""
+    """Check that backward drops what forward dropped, by an upstream gradient of ones."""
     context, case, wanted = trial.context, trial.result.case, _wanted(trial.spec, masks, mask)
     if not wanted:
         return None
@@ -91,7 +91,7 @@ def _reference_gradients(trial: Trial, masks: Masks, wanted: list[str], mask: to
 def _kernel_gradients(
     context: Context, case: Case, logical: Mapping[str, Any], wanted: list[str]
 ) -> dict[str, torch.Tensor]:
-    """What backward gives for an upstream gradient of ones; nothing where it raises, which `gradients` reports."""
+    """The gradients for an upstream gradient of ones; none where it raises, which `gradients` reports."""
     placed = place(logical, case, context.device, FILLS[0])
     for name in wanted:
         placed.arguments[name].requires_grad_(True)

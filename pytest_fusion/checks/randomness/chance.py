@@ -1,7 +1,4 @@
-"""Statistics of random bits and drawn numbers: exact binomial tails, the G-test, correlations at every distance.
-
-Everything is computed in float64 with what torch has (``lgamma``, ``gammaincc``, ``fft``).
-"""
+"""Statistics of random bits and numbers in float64: binomial tails, the G-test, correlations at every distance."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import torch
 
 # Bins of fewer expected draws are pooled: below 5 the chi-square law of G does not hold (Cochran, 1954).
 FEWEST_EXPECTED = 5.0
-# A correlation that is shared random numbers and no accident of a small sample: a quarter of the bits.
+# A correlation of at least a quarter of the bits is shared random numbers, not an accident of a small sample.
 _SHARED = 0.25
 
 
@@ -39,14 +36,14 @@ def at_least(k: int, n: int, p: float) -> float:
 
 
 def chi_square_tail(x: float, freedom: int) -> float:
-    """The probability that a chi-square variable of that many degrees of freedom exceeds ``x``."""
+    """The probability that a chi-square variable of ``freedom`` degrees of freedom exceeds ``x``."""
     half = torch.tensor([freedom / 2, x / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """A G-test: the statistic, its degrees of freedom, the probability of one as large by chance."""
+    """A G-test: the statistic, its degrees of freedom, the probability of a larger one by chance."""
 
     g: float
     freedom: int
@@ -54,11 +51,7 @@ class Fit:
 
 
 def g_test(observed: torch.Tensor, expected: torch.Tensor) -> Fit | None:
-    """How well counts fit what was expected of them; ``None`` where pooling leaves a single bin.
-
-    Both are 1-d; ``expected`` is scaled to the total of ``observed``. Rare bins are pooled, the rarest first, until
-    each expects at least 5.
-    """
+    """The G-test of counts (1-d), with rare bins pooled until each expects at least 5; ``None`` for a single bin."""
     o, e = observed.to(torch.float64), expected.to(torch.float64)
     e = e * (o.sum() / e.sum())
     order = e.argsort()
@@ -66,7 +59,7 @@ def g_test(observed: torch.Tensor, expected: torch.Tensor) -> Fit | None:
     rare = int((e < FEWEST_EXPECTED).sum())
     if rare:
         sums = e.cumsum(0)
-        # The rare ones together, and as many of the next as it takes.
+        # All rare ones, and as many of the next as needed.
         taken = max(rare, int((sums < FEWEST_EXPECTED).sum()) + 1)
         if taken >= len(e):
             return None
@@ -89,10 +82,10 @@ class Correlation:
 def correlated(
     a: torch.Tensor, b: torch.Tensor, known: torch.Tensor, *, alpha: float, itself: bool = False
 ) -> Correlation | None:
-    """The distance at which the bits of ``b`` repeat those of ``a``, where chance would do that less than ``alpha``.
+    """The distance at which bits of ``b`` repeat those of ``a``, if chance does that with less than ``alpha``.
 
-    1-d bool tensors of one length; bits that are not ``known`` in both do not count. ``itself``: ``b`` is ``a``, and a
-    distance of 0 says nothing. All distances are looked at; ``alpha`` is for all of them together.
+    1-d bools, counted where ``known`` in both. ``alpha`` is for all distances. ``itself``: ``b`` is ``a``, so 0 is left
+    out.
     """
     n = a.numel()
     counted = int(known.sum())
@@ -115,7 +108,7 @@ def correlated(
     found = (strength >= _SHARED) & (exponent >= math.log(2 * n / alpha))
     if not bool(found.any()):
         return None
-    # Of what repeats about as well as anything, the shortest distance is the period.
+    # Among those nearly as strong as the strongest, the shortest distance is the period.
     found &= strength >= 0.9 * strength[found].max()
     candidates = found.nonzero().flatten()
     at = int(candidates[distances[candidates].abs().argmin()])

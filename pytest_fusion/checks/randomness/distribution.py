@@ -1,10 +1,10 @@
-"""Sampled outputs against the probabilities that the reference returns for them, for ``distribution=``.
+"""Sampled outputs against the reference's probabilities, for ``distribution=``.
 
-Every case: shape, whole numbers, no draw outside the vocabulary or of probability 0. A few cases: the same inputs at
-many seeds. Each draw is turned into a number that is uniform if the draw was right, by its place in the cumulated
-probabilities, so that rows of any distribution add up to one sample, and that sample is held against the uniform one by
-G-tests: with the vocabulary in its own order and by falling probability, in 4 and in 16 parts. What looks odd is drawn
-again at other seeds, which alone decide. The probability of a false alarm is below 1e-6 a test.
+Every case: shape, whole numbers, no draw outside the vocabulary or of probability 0. A few cases run at many seeds.
+Each draw becomes a number that is uniform if the draw is right, by its place in the cumulated probabilities. Rows of
+any distribution then form one sample, which G-tests compare with the uniform one: with the vocabulary in its own order
+and by falling probability, in 4 and in 16 parts. Odd results are drawn again at other seeds, which alone decide. The
+probability of a false alarm is below 1e-6 a test.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from pytest_fusion.spec.wording import did_you_mean
 
 NAME = "distribution"
 
-# Draws and calls of a case, and cases of a test. What looks odd is drawn again four times as often, and once more.
+# Draws and calls of a case, and cases of a test. Odd results are drawn again four times as often, and once more.
 _DRAWS, _FEWEST_CALLS, _MOST_CALLS, _MORE, _ROUNDS, _MOST_CASES = 1024, 8, 48, 4, 2, 5
-# Draws in all that a verdict may rest on.
+# The fewest draws for a verdict.
 _ENOUGH = 400
-# A false alarm needs one of the tests of one of the cases to be wrong about the later draws alone.
+# A false alarm needs one test of one case to be wrong on the later draws alone.
 _ALPHA, _LOOKS = 1e-6, 5 * _ROUNDS * _MOST_CASES
 _ODD = 1e-3
 _ORDERS = ("by falling probability", "in its own order")
 _BINS, _DRAWS_PER_BIN = (4, 16), 8
 _FEWEST_ROWS = 4
-# What the probabilities of a row may miss one by and still be probabilities.
+# How far the probabilities of a row may add up to other than one.
 _ONE = 1e-2
 
 _Key = tuple[str, str, int]
@@ -49,8 +49,7 @@ _Key = tuple[str, str, int]
 class _State:
     """Draws of all cases, and their counts by output, order and number of parts.
 
-    ``found``: a single wrong ``draw`` or those of a ``cut`` seed, for which smaller cases are looked for, or a
-    ``statistic``, for which they are not: each would cost as many calls.
+    ``found``: a wrong ``draw`` or ``cut`` seed, which shrink, or a ``statistic``, which would need too many calls.
     """
 
     cases: int = 0
@@ -65,7 +64,7 @@ def due(trial: Trial) -> bool:
 
 
 def run(trial: Trial) -> Verdict:
-    """What is wrong with a draw by itself, else with all of them together."""
+    """The verdict on single draws, else on all together."""
     unnamed = [name for name in trial.spec.sampled if name not in trial.sampled]
     if unnamed:
         known = [*trial.sampled, *trial.order]
@@ -82,7 +81,7 @@ def run(trial: Trial) -> Verdict:
 
 
 def summary(context: Context) -> Verdict | None:
-    """Too few draws for a verdict on the distribution."""
+    """`unknown` with too few draws for a verdict on the distribution."""
     draws = context.state(_State).draws
     if not context.spec.distribution or not context.on("values") or draws >= _ENOUGH:
         return None
@@ -90,7 +89,7 @@ def summary(context: Context) -> Verdict | None:
 
 
 class _Rows:
-    """The probabilities of every draw: ``(draws, vocabulary)`` in float64, and the rows where they are some."""
+    """The probabilities of every draw, ``(draws, vocabulary)`` in float64, and which rows are valid."""
 
     def __init__(self, probabilities: torch.Tensor) -> None:
         vocabulary = probabilities.shape[-1] if probabilities.dim() else 0
@@ -117,7 +116,7 @@ def _wrong_form(trial: Trial, name: str, rows: _Rows) -> Verdict | None:
 
 
 def _impossible(trial: Trial, name: str, rows: _Rows, got: torch.Tensor) -> Verdict | None:
-    """Draws that no seed allows: outside of the vocabulary, or of a probability of 0 however one rounds."""
+    """The failure of draws that no seed allows: outside the vocabulary, or of probability 0 in any rounding."""
     drawn, vocabulary = got.reshape(-1).to(torch.int64), rows.p.shape[-1]
     outside = rows.sound & ((drawn < 0) | (drawn >= vocabulary))
     if bool(outside.any()):
@@ -155,13 +154,13 @@ def _impossible(trial: Trial, name: str, rows: _Rows, got: torch.Tensor) -> Verd
 
 
 def _of(p: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
-    """The probability of each draw; that of one outside the vocabulary means nothing."""
+    """The probability of each draw; meaningless for one outside the vocabulary."""
     inside = drawn.clamp(0, p.shape[-1] - 1)
     return p.gather(-1, inside[:, None])[:, 0]
 
 
 def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
-    """The same inputs at many seeds; where those look odd, or those of all cases together, at many more."""
+    """Draw at many seeds; if this case or all cases together look odd, at many more."""
     context, state = trial.context, trial.context.state(_State)
     most = max((own.open for own in rows.values()), default=0)
     if state.found == "statistic" or not most or not can_reseed(trial.spec, trial.logical):
@@ -173,7 +172,7 @@ def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
     state.cases += 1
     start = fresh_seed(trial.result.case, 1)
     if state.found == "cut":
-        # Equal pairs alone are looked for: with all other draws looking for the smallest case took 118 s in place of 4.
+        # Only equal pairs count: with all other draws the smallest case took 118 s instead of 4.
         drawn, verdict = _draw(trial, rows, [start])
         return verdict or (_cut(trial, rows, drawn, start, upper_bits(0, every=True)) if drawn else None)
     found = "draw"
@@ -229,7 +228,7 @@ def _draw(trial: Trial, rows: dict[str, _Rows], seeds: Sequence[int]) -> tuple[d
 def _cut(
     trial: Trial, rows: dict[str, _Rows], drawn: dict[str, torch.Tensor], start: int, bits: Sequence[int]
 ) -> Verdict | None:
-    """A seed that differs in one of these bits draws the same as the first of ``drawn``."""
+    """The failure of a seed that differs in one of these bits and draws the same as the first of ``drawn``."""
     for bit in bits:
         seed = start ^ (1 << bit)
         other, verdict = _draw(trial, rows, [seed])
@@ -243,7 +242,7 @@ def _cut(
 
 
 def _ignored(name: str, rows: _Rows, drawn: torch.Tensor, seeds: str) -> Verdict | None:
-    """Every one of these ``seeds`` drew the same, which the probabilities make unlikely."""
+    """The failure of these ``seeds`` drawing the same, if the probabilities make that unlikely."""
     if bool((drawn != drawn[:1]).any()):
         return None
     own = _of(rows.p, drawn[0])[rows.sound]
@@ -261,7 +260,7 @@ def _ignored(name: str, rows: _Rows, drawn: torch.Tensor, seeds: str) -> Verdict
 
 
 def _tests(trial: Trial, name: str, rows: _Rows, drawn: torch.Tensor) -> Iterator[tuple[_Key, torch.Tensor]]:
-    """The counts of every G-test: by the order of the vocabulary and the number of parts it is cut into."""
+    """The counts of every G-test: by order of the vocabulary and number of parts."""
     for order in _ORDERS:
         places = _places(rows, drawn, order, counter_random.mix(trial.result.case.seed, "places", order)).flatten()
         for bins in _BINS:
@@ -277,7 +276,7 @@ def _fit(counts: torch.Tensor) -> chance.Fit:
 
 
 def _odd(trial: Trial, name: str, rows: _Rows, drawn: torch.Tensor, state: _State) -> bool:
-    """Whether the draws of this case, or of all so far, are worth more calls."""
+    """Whether the draws of this case, or of all so far, justify more calls."""
     odd = _ignored(name, rows, drawn, "") is not None or _company(rows, drawn, trial)[1] < _ODD
     for key, counts in _tests(trial, name, rows, drawn):
         pooled = state.counts[key] = counts + state.counts.get(key, 0)
@@ -286,10 +285,10 @@ def _odd(trial: Trial, name: str, rows: _Rows, drawn: torch.Tensor, state: _Stat
 
 
 def _company(rows: _Rows, drawn: torch.Tensor, trial: Trial) -> tuple[float, float]:
-    """How much more the mean place of a call's rows varies than that of independent rows, and how likely that is."""
+    """How much more the mean place of a call's rows varies than for independent rows, and that probability."""
     places = _places(rows, drawn, _ORDERS[1], counter_random.mix(trial.result.case.seed, "company"))
     count = places.shape[1]
-    # The sum of few uniform numbers has lighter tails than the normal law, which is the safe side here.
+    # A sum of few uniform numbers has lighter tails than the normal law, which is safe here.
     if count < _FEWEST_ROWS:
         return 1.0, 1.0
     squares = (places.sum(-1) - count / 2).square() / (count / 12)
@@ -297,7 +296,7 @@ def _company(rows: _Rows, drawn: torch.Tensor, trial: Trial) -> tuple[float, flo
 
 
 def _misfit(trial: Trial, name: str, rows: _Rows, drawn: torch.Tensor, start: int) -> tuple[Verdict | None, float]:
-    """What is wrong with the draws of all seeds, or those of each, and the least probability of them by chance."""
+    """The finding in draws of all seeds, or of each, and their least probability by chance."""
     allowed = _ALPHA / _LOOKS
     spread, p = _company(rows, drawn, trial)
     if p < allowed:
@@ -338,11 +337,9 @@ def _misfit(trial: Trial, name: str, rows: _Rows, drawn: torch.Tensor, start: in
 
 
 def _places(rows: _Rows, drawn: torch.Tensor, order: str, seed: int) -> torch.Tensor:
-    """For each draw a number from 0 to 1, evenly spread where the draws follow ``rows.p``: ``(calls, rows)``.
-
-    A draw's own probability is spread over by random numbers, so that the law is exact whatever the vocabulary
-    (the randomised probability integral transform).
-    """
+    """A number from 0 to 1 for each draw, uniform if the draws follow ``rows.p``: ``(calls, rows)``."""
+    # Random numbers spread a draw over its own probability for an exact law (randomised probability integral
+    # transform).
     use = rows.sound & (rows.p.amax(-1) < 1 - _ONE)
     p, picked = rows.p[use], drawn[:, use].T.contiguous()
     p = p / p.sum(-1, keepdim=True)

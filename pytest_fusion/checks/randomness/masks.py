@@ -1,9 +1,8 @@
 """Which elements a kernel with dropout keeps, seen in its own answers.
 
-The reference cannot know a kernel's random numbers, but it knows what an element is when it is kept and when it is
-dropped: it is called with a mask of ones, of zeros and of random bits. Outputs that follow the random bits element by
-element tell, by which of the two values they have, what the kernel did. The kernel is asked on positive values, where
-the two lie apart; where they are equal there too, on the case's own.
+The reference does not know a kernel's random numbers, but knows each element's kept and dropped value: it is called
+with masks of ones, zeros and random bits. In outputs that follow the random bits element by element, each value shows
+what the kernel did. Calls use positive values, where kept and dropped differ; where they do not, the case's own.
 """
 
 from __future__ import annotations
@@ -31,21 +30,21 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 from pytest_fusion.spec.random_numbers import Rng
 
-# Seeds that fit every integer type a kernel may want.
+# Fits every integer type that a kernel may take.
 _SEED_BITS = 31
-# Lost by a seed that is cut to its lowest 8 or 16, or made a float32.
+# Bits lost by a seed cut to its lowest 8 or 16, or converted to float32.
 _UPPER_BITS = (8, 28, 16, 24, 12, 20)
-# Other values that are asked for what an element of 0 does not show, kept or dropped.
+# Further values for elements that are 0 both kept and dropped.
 _OTHERS = 8
-# What may lie between two computations of one value, in units of the output's precision.
+# The difference allowed between two computations of a value, in units of the output's precision.
 _ROUNDINGS = 4
-# An element is dropped when it is this near to the dropped value, seen from the kept one: a kernel that forgets the
-# scale 1/(1-p) keeps the element all the same, and that is for `values` to say.
+# An element is dropped if this near to the dropped value, relative to the kept one. A kernel that forgets the scale
+# 1/(1-p) keeps it all the same, which is left to `values`.
 _NEAR = 1 / 16
 
 
 class LookFailed(Exception):
-    """The kernel raised in a call for its mask; ``outcome`` has the facts."""
+    """The kernel raised in a call for its mask, with this ``outcome``."""
 
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(str(outcome.error))
@@ -54,9 +53,9 @@ class LookFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """``keep`` is True where the kernel keeps an element, ``known`` where that could be seen; bool, of one shape.
+    """``keep``: the kernel keeps the element; ``known``: that is visible. Both bool, of one shape.
 
-    What is not known makes no difference that rounding would not hide; ``keep`` has the nearer of the two there.
+    Where unknown, rounding hides the difference, and ``keep`` is the nearer of the two.
     """
 
     keep: torch.Tensor
@@ -67,13 +66,13 @@ class Mask:
         return int(self.known.sum())
 
     def differs(self, other: Mask) -> torch.Tensor:
-        """Elements known in both that one keeps and the other drops."""
+        """Elements known in both that only one keeps."""
         return (self.keep != other.keep) & self.known & other.known
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Float64 values of an output with all kept and with all dropped, and where the two can be distinguished."""
+    """Float64 values of an output with all kept and with all dropped, and where they are distinguishable."""
 
     full: torch.Tensor
     dropped: torch.Tensor
@@ -81,13 +80,13 @@ class Side:
     rounding: torch.Tensor
 
     def read(self, got: torch.Tensor, shape: torch.Size) -> Mask | None:
-        """The mask of ``shape`` that a result shows; ``None`` for one of another shape than the reference's."""
+        """The mask of ``shape`` that a result shows; ``None`` for another shape than the reference's."""
         if got.shape != self.full.shape:
             return None
         value, between = got.detach().to(torch.float64), (self.full - self.dropped).abs()
         near = torch.maximum(_NEAR * between, torch.minimum(self.rounding / 2, between / 2))
         away = (value - self.dropped).abs()
-        # Where the two cannot be distinguished the exact one, NaN as well, else the nearer.
+        # Where indistinguishable: the exactly equal one, including NaN, else the nearer.
         nearer = torch.where(_same(value, self.dropped), False, (value - self.full).abs() <= away)
         guess = (_same(value, self.full) | nearer) & ~_same(self.full, self.dropped)
         known = _reduced(self.apart, shape)
@@ -99,7 +98,7 @@ def _same(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _reduced(t: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """True where any of the elements is that share one of ``shape``, which broadcasts to that of ``t``."""
+    """``t`` reduced by any to ``shape``, which broadcasts to its own."""
     while t.dim() > len(shape):
         t = t.any(0)
     for axis, size in enumerate(shape):
@@ -114,9 +113,9 @@ def sides_of(
     *,
     broadcast: bool,
 ) -> dict[str, Side]:
-    """The tensors that follow a mask element by element, from those with everything kept and dropped.
+    """The tensors that follow a mask element by element, by their values with everything kept and dropped.
 
-    ``random`` has masks with the tensors that they give. ``broadcast``: an element of the mask may stand for several.
+    ``random`` has masks with their tensors. ``broadcast``: an element of the mask may stand for several.
     """
     found: dict[str, Side] = {}
     seen = list(random)
@@ -154,7 +153,7 @@ def _follows(
 
 
 def some_masks(shape: torch.Size, device: torch.device) -> list[torch.Tensor]:
-    """A mask of random bits and its complement, each with both values where there is room for them."""
+    """A mask of random bits and its complement, each with both values if it has two elements."""
     bits = counter_random.uniform(tuple(shape), counter_random.mix("some mask"), device) < 0.5
     flat = bits.view(-1)
     if flat.numel() > 1:
@@ -201,19 +200,19 @@ def fresh_seed(case: Case, number: int = 0) -> int:
 
 
 def upper_bits(turn: int, *, every: bool) -> Sequence[int]:
-    """Which bits of a seed must count in this look, one of them or ``every``: other seeds differ in one alone."""
+    """The bits of a seed to test in this look, one or ``every``; other seeds differ in one of them."""
     return _UPPER_BITS if every else (_UPPER_BITS[turn % len(_UPPER_BITS)],)
 
 
 def can_reseed(spec: FusionSpec, logical: Mapping[str, Any]) -> bool:
-    """Whether this case has a seed, which an optional one may lack."""
+    """Whether this case has a seed; an optional one may be absent."""
     name = spec.random.seed if spec.random is not None else None
     value = logical[name] if name is not None else 0
     return not value.dtype.is_floating_point if isinstance(value, torch.Tensor) else isinstance(value, int)
 
 
 def reseeded(context: Context, logical: Mapping[str, Any], seed: int, calls: int = 1) -> tuple[Context, dict[str, Any]]:
-    """The context and the inputs for another seed; of ``calls`` in a row from torch's generator the last one counts."""
+    """The context and inputs for another seed; the last of ``calls`` from torch's generator counts."""
     rng = context.spec.random
     assert rng is not None
     if rng.seed is None:
@@ -227,7 +226,7 @@ def reseeded(context: Context, logical: Mapping[str, Any], seed: int, calls: int
 
 
 def seeded(context: Context, case: Case) -> Context:
-    """The context for one case: a kernel that draws from torch's generator finds it seeded by the case."""
+    """The context for one case: torch's generator is seeded by the case, for a kernel that draws from it."""
     rng = context.spec.random
     if rng is None or rng.seed is not None:
         return context
@@ -236,7 +235,7 @@ def seeded(context: Context, case: Case) -> Context:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """How the masks of a case are read, and the mask of the case's own call."""
+    """How to read the masks of a case, and the mask of its own call."""
 
     masks: Masks
     mask: Mask
@@ -249,10 +248,10 @@ class Draws:
 def drawn(
     context: Context, case: Case, logical: Mapping[str, Any], first: Outcome, placed: Placed
 ) -> tuple[Context, Draws | None]:
-    """What this kernel drops in this case, after the case's first call, and the context whose reference applies it.
+    """The context whose reference applies the case's mask, after its first call, and the draws.
 
-    Raises ``LookFailed`` where the kernel raises, ``ReferenceFailed`` where the reference takes no such case,
-    ``SpecError`` where no output shows the mask.
+    Raises ``LookFailed`` (the kernel raises), ``ReferenceFailed`` (it rejects the case), ``SpecError`` (no visible
+    mask).
     """
     rng = context.spec.random
     if rng is None or rng.mask is None:
@@ -266,11 +265,8 @@ def drawn(
 
 
 def drawn_alike(context: Context, case: Case, logical: Mapping[str, Any], draws: Draws | None) -> Context:
-    """The context for other values at the same seed, which may show elements that the case's own values do not.
-
-    An element that another input masked is 0 in the case, kept or dropped, and not here. Raises ``ReferenceFailed``
-    where the reference does not take these values.
-    """
+    """The context for other values at the same seed, and more of their mask. Raises ``ReferenceFailed``."""
+    # An element that another input masks is 0 in the case, kept or dropped, and may not be here.
     if draws is None or bool(draws.mask.known.all()):
         return context
     more = _seen_too(context, case, logical, draws.mask)
@@ -278,7 +274,7 @@ def drawn_alike(context: Context, case: Case, logical: Mapping[str, Any], draws:
 
 
 def _seen_too(context: Context, case: Case, logical: Mapping[str, Any], mask: Mask) -> Draws | None:
-    """``mask`` with the elements that a call on other values shows; ``None`` where that shows nothing."""
+    """``mask`` with the elements that a call on other values shows; ``None`` where it shows none."""
     case = laid_apart(case, logical)
     masks = Masks(context, case, logical)
     outcome, placed = call(context, case, logical, FILLS[0])
@@ -294,25 +290,25 @@ def _seen_too(context: Context, case: Case, logical: Mapping[str, Any], mask: Ma
 
 
 def _completed(context: Context, case: Case, logical: Mapping[str, Any], mask: Mask) -> Mask:
-    """``mask`` with what other values show of it: first those of the case without their zeros."""
+    """``mask`` completed by other values: first the case's without zeros."""
     for turn in range(_OTHERS):
         values = logical if turn == 0 else other_values(context, case, logical, "mask", turn)[1]
         if values is None or bool(mask.known.all()):
             break
         other = _without_zeros(values)
-        # Values that the reference does not take, or that show nothing, are none that the case asked for.
+        # The case did not ask for these values; the reference may reject them, or they show nothing.
         with contextlib.suppress(ReferenceFailed, SpecError):
             more = _seen_too(context, case, other, mask)
             mask = mask if more is None else more.mask
         if not any(
             isinstance(t, torch.Tensor) and t.is_floating_point() and bool((t == 0).any()) for t in other.values()
         ):
-            break  # what is left unknown is no matter of zeros: another input hides it
+            break  # other values do not help: another input hides the rest
     return mask
 
 
 def _without_zeros(logical: Mapping[str, Any]) -> dict[str, Any]:
-    """Each 0 of a floating input is another one of its numbers, which are what ``values=`` narrows it to."""
+    """The inputs with each 0 of a floating one replaced by another of its numbers, as ``values=`` allows."""
     found = dict(logical)
     for name, value in logical.items():
         if isinstance(value, torch.Tensor) and value.is_floating_point() and value.numel() > 1:
@@ -339,7 +335,7 @@ class Masks:
         self._context = context
 
     def own(self, first: Outcome, placed: Placed) -> Mask:
-        """The mask of the case itself, whose own call is given. Raises ``LookFailed``, ``ReferenceFailed``."""
+        """The mask of the case itself, given its own call. Raises ``LookFailed``, ``ReferenceFailed``."""
         if self.rng.recover is not None:
             return self._recovered(self._context, self.logical)
         outcome, where = call(self._context, self.case, self.probe, FILLS[0])
@@ -353,7 +349,7 @@ class Masks:
         return mask
 
     def any_accepted(self, first: Outcome) -> Mask:
-        """A mask that the reference takes, of a case in which the kernel raised and shows none."""
+        """A mask that the reference takes, where the kernel raised and shows none."""
         refused: ReferenceFailed | None = None
         for shape in self._shapes({}):
             ones = torch.ones(shape, dtype=torch.bool, device=self._context.device)
@@ -363,7 +359,7 @@ class Masks:
                 refused = error
                 continue
             return Mask(ones, ~ones)
-        # Both raise the same: the case lies outside of what either is made for.
+        # Both raise the same: the case is outside of both domains.
         if refused is not None and type(refused.__cause__) is type(first.error):
             raise refused
         raise LookFailed(first)
@@ -371,7 +367,7 @@ class Masks:
     def at(
         self, seed: int | None = None, *, context: Context | None = None, case: Case | None = None, calls: int = 1
     ) -> Mask | None:
-        """The mask for another seed, in other layouts or with another spec; ``None`` where that call raises."""
+        """The mask for another seed, layout or spec; ``None`` where that call raises."""
         context, probe, case = context or self._context, self.probe, case or self.case
         if self.rng.recover is not None:
             probe = self.logical
@@ -383,7 +379,7 @@ class Masks:
         return None if outcome.error is not None else self._read(self.sides, self._outputs(outcome, where))
 
     def masked_reference(self, mask: Mask) -> MaskedReference:
-        """The reference, called with this mask."""
+        """The reference with this mask."""
         return MaskedReference(plain(self._context.spec.reference), self.name, mask.keep, self.logical)
 
     def _outputs(self, outcome: Outcome, placed: Placed) -> dict[str, torch.Tensor]:
@@ -397,7 +393,7 @@ class Masks:
         return collect(run.result, run.arguments, spec.mutates).tensors
 
     def _sides(self, logical: Mapping[str, Any], shape: torch.Size) -> tuple[dict[str, Side], bool]:
-        """The outputs that show the mask, and whether it makes a difference to any."""
+        """The outputs that show the mask, and whether it affects any."""
         device = self._context.device
         ones = torch.ones(shape, dtype=torch.bool, device=device)
         full, dropped = self._references(logical, ones), self._references(logical, ~ones)
@@ -409,7 +405,7 @@ class Masks:
         return sides_of(values, random, broadcast=self.rng.dims is not None), matters
 
     def _choose(self, got: Mapping[str, torch.Tensor]) -> None:
-        """The mask's shape and the outputs that show it. Raises ``ReferenceFailed`` where the reference takes none."""
+        """Choose the mask's shape and outputs that show it. Raises ``ReferenceFailed`` if the reference takes none."""
         refused: ReferenceFailed | None = None
         hidden = False
         for shape in self._shapes(got):
@@ -433,7 +429,7 @@ class Masks:
     def _shapes(self, got: Mapping[str, torch.Tensor]) -> list[torch.Size]:
         if self.rng.dims is not None:
             return [torch.Size(self.rng.dims.evaluate(self.case.sizes))]
-        # Inputs come last: they are the mask's shape where the kernel's own outputs have a wrong one.
+        # Inputs last: their shape is the mask's if the kernel's outputs have a wrong one.
         outputs = [t.shape for t in got.values() if t.dtype.is_floating_point]
         inputs = [t.shape for t in self.logical.values() if isinstance(t, torch.Tensor) and t.dtype.is_floating_point]
         ordered = [
@@ -454,7 +450,7 @@ class Masks:
         return Mask(keep, known)
 
     def _filled(self, mask: Mask, got: Mapping[str, torch.Tensor]) -> Mask:
-        """What the case's own values show of elements that the positive ones do not."""
+        """``mask`` with elements that the case's own values show and the positive ones do not."""
         try:
             sides, _ = self._sides(self.logical, self.shape)
         except ReferenceFailed:

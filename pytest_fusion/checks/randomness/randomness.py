@@ -1,11 +1,10 @@
-"""The random numbers of a kernel that ``rng=`` declares: what they must depend on, and what they must not.
+"""The random numbers of a kernel that ``rng=`` declares: what they must depend on, and what not.
 
-Of a kernel whose reference takes a mask: the share of kept elements, bits that repeat within a mask or from seed to
-seed, the same mask in every layout and in backward as in forward. Of others: that another seed gives another result.
-The verdicts bear the names of the checks that a user knows: ``repeat``, ``values``, ``gradients``.
-
-A few cases of a test are asked, at fresh seeds; the probability of a false alarm is below 1e-9 a test for the share of
-kept elements and below 1e-9 for repeated bits. Left out: masks of other sizes, which honest kernels number anew.
+If the reference takes a mask: the share of kept elements, repeated bits within a mask or between seeds, and equal masks
+in every layout and in backward. Otherwise: another seed gives another result. Verdicts have the names of checks that
+users know: ``repeat``, ``values``, ``gradients``. A few cases of a test run at fresh seeds; the probability of a false
+alarm is below 1e-9 a test for the share, and below 1e-9 for repeated bits. Left out: masks of other sizes, which honest
+kernels number anew.
 """
 
 from __future__ import annotations
@@ -32,26 +31,25 @@ from pytest_fusion.run.memory import FILLS
 
 NAME = "rng"
 
-# Cases that are asked for masks at fresh seeds, three calls each; for that of another layout; for that of backward.
+# Cases with masks at fresh seeds, three calls each; with another layout's; with backward's.
 _MOST_CASES, _MOST_LAYOUTS, _MOST_BACKWARDS = 6, 4, 3
 _MOST_SMALL = 2
-# Elements from which a mask says something about its bits, those of the few smaller ones that are asked too, and those
-# from which its layout counts.
+# The fewest elements of a mask that show its bits; of the few smaller masks that are tested too; that show its layout.
 _ENOUGH, _SMALL, _SOME = 256, 40, 16
 _SEEDS = 3
-# What a test may be wrong by: 8 cases of 3 masks, 4 comparisons, one of a bit and 2 tails each share it.
+# A test's false alarms, shared by 8 cases of 3 masks, 4 comparisons, one of a bit, and 2 tails each.
 _ALPHA = 1e-9 / 80
-# Kernels compare 8 random bits with the probability (FlashAttention), which is off by up to 1/256 by design. A
-# probability of 0 or 1 is exact but for uniform numbers of 16 bits that hit an end.
+# Kernels compare 8 random bits with the probability (FlashAttention), off by up to 1/256 by design. A probability of 0
+# or 1 is exact except for uniform numbers of 16 bits at an end.
 _COARSE, _END = 1 / 256, 2.0**-16
-# Without a mask: so many cases, of so many elements, in which no other seed changed a bit. Some draw a probability of 0
-# or values that nothing random touches, so that a few prove nothing.
+# Without a mask: cases, and their elements, in which no other seed changed a bit. Some draw a probability of 0, or
+# values that nothing random changes, so a few prove nothing.
 _SILENT_CASES, _SILENT_ELEMENTS = 10, 64
 
 
 @dataclass(slots=True)
 class _State:
-    """Cases by part of the check; ``focus`` is the part that failed, the only one that runs while a case shrinks."""
+    """Cases by part of the check; ``focus`` is the failed part, the only one while a case shrinks."""
 
     cases: Counter[str] = field(default_factory=Counter)
     focus: str = ""
@@ -61,7 +59,7 @@ class _State:
 
 
 def due(trial: Trial) -> bool:
-    """Cases with enough elements, few of each kind; all where a probability of 0 or 1 leaves nothing to chance."""
+    """Cases with enough elements, few of each kind; all where a probability of 0 or 1 decides everything."""
     spec, context = trial.spec, trial.context
     if spec.random is None or spec.distribution:
         return False
@@ -82,7 +80,7 @@ def _parts(trial: Trial, draws: Draws) -> list[str]:
     strided = any(tensor.layout != Layout() for tensor in trial.result.case.tensors.values())
     graded = bool(trial.spec.grad) and trial.context.on("gradients")
     fresh, most = (NAME, _MOST_CASES) if count >= _ENOUGH else ("rng small", _MOST_SMALL)
-    # Whether it can run, and the elements and the number of cases up to which it does where nothing shrinks.
+    # Whether the part can run, its fewest elements and most cases where nothing shrinks.
     able = {
         fresh: (random and count >= _SMALL, _SMALL, most),
         "rng layouts": (strided and count >= 2, _SOME, _MOST_LAYOUTS),
@@ -109,7 +107,7 @@ def run(trial: Trial) -> Verdict:
 
 
 def summary(context: Context) -> Verdict | None:
-    """What no case of the test could show."""
+    """`unknown` for what no case of the test could show."""
     state = context.state(_State)
     if context.spec.random is None or context.spec.distribution or not context.on("repeat"):
         return None
@@ -126,7 +124,7 @@ def _fails(check: str, slug: str, cause: str, reason: str, **evidence: Any) -> V
 
 
 def _at_the_ends(masks: Masks, mask: Mask) -> Verdict | None:
-    """With a probability of 0 everything is kept, with 1 nothing."""
+    """Check that a probability of 0 keeps everything, and 1 nothing."""
     if masks.p not in (0.0, 1.0):
         return None
     wrong = mask.known & (mask.keep == (masks.p == 1.0))
@@ -147,7 +145,7 @@ def _at_the_ends(masks: Masks, mask: Mask) -> Verdict | None:
 
 
 def _fresh(trial: Trial, masks: Masks, _: Mask) -> Verdict | None:
-    """Masks at three seeds that follow each other."""
+    """Check the masks of three successive seeds."""
     start = fresh_seed(trial.result.case, 1)
     found = [masks.at(start + i) for i in range(_SEEDS)]
     seen = [m for m in found if m is not None and m.count >= 2]
@@ -166,10 +164,10 @@ def _keep_share(seen: list[Mask]) -> float:
 
 
 def _share(masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
-    """The share of kept elements is within what chance allows."""
+    """Check the share of kept elements against chance."""
     if masks.p is None or masks.p in (0.0, 1.0):
         return None
-    # Equal masks say no more than one.
+    # Equal masks count once.
     different = [m for i, m in enumerate(seen) if not any(torch.equal(m.keep, other.keep) for other in seen[:i])]
     count, total, expected = (
         sum(int((m.keep & m.known).sum()) for m in different),
@@ -196,7 +194,7 @@ def _share(masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
 
 
 def _ignored(seen: list[Mask], start: int) -> Verdict | None:
-    """Not all seeds give one mask."""
+    """Check that not all seeds give one mask."""
     first = seen[0]
     if any(bool(first.differs(other).any()) for other in seen[1:]):
         return None
@@ -213,7 +211,7 @@ def _ignored(seen: list[Mask], start: int) -> Verdict | None:
 
 
 def _cut(trial: Trial, masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
-    """A seed that differs in one of its upper bits gives another mask."""
+    """Check that a seed with another upper bit gives another mask."""
     context, first = trial.context, seen[0]
     if chance.alike_by_chance(_keep_share(seen), first.count) >= _ALPHA:
         return None
@@ -234,7 +232,7 @@ def _cut(trial: Trial, masks: Masks, seen: list[Mask], start: int) -> Verdict | 
 
 
 def _repeats(trial: Trial, masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
-    """No mask repeats itself, and none repeats that of another seed or call."""
+    """Check that no mask repeats itself, or that of another seed or call."""
     width = masks.shape[-1] if masks.shape else 1
     inner = [_correlated(m, m, itself=True) for m in seen]
     if all(found is not None for found in inner) and inner[0] is not None:
@@ -268,7 +266,7 @@ def _repeats(trial: Trial, masks: Masks, seen: list[Mask], start: int) -> Verdic
 
 
 def _next_call(masks: Masks, first: Mask, start: int) -> Verdict | None:
-    """Two calls in a row from torch's generator share no random numbers."""
+    """Check that two calls in a row from torch's generator share no random numbers."""
     second, third = masks.at(start, calls=2), masks.at(start, calls=3)
     if second is None or third is None:
         return None
@@ -298,9 +296,9 @@ def _correlated(a: Mask, b: Mask, *, itself: bool = False) -> chance.Correlation
 
 
 def _layouts(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
-    """The mask of contiguous inputs is that of the case's own layouts."""
+    """Check that contiguous inputs give the mask of the case's own layouts."""
     case = trial.result.case
-    # An expanded input holds one slice, which no other layout does.
+    # Only an expanded layout holds a single slice.
     plain_case = case.contiguous(
         name for name, tensor in case.tensors.items() if not strided.repeats(tensor.layout.kind)
     )
@@ -329,7 +327,7 @@ def _layouts(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
 
 
 def _without_mask(trial: Trial) -> Verdict | None:
-    """Some result of some case depends on the seed."""
+    """Check that some result of some case depends on the seed."""
     context, state = trial.context, trial.context.state(_State)
     context.state(_State).cases[NAME] += 1
     start = fresh_seed(trial.result.case, 1)

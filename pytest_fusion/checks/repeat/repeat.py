@@ -1,4 +1,4 @@
-"""Check `repeat`: the same inputs give the same bits, and changed ones a changed answer."""
+"""Check `repeat`: the same inputs give the same bits, and changed inputs a changed answer."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from pytest_fusion.checks.evidence import Evidence
 from pytest_fusion.checks.verdict import Verdict, failed, passed
 
-# Where later calls agree: what the first one left, a cache or a workspace, decides about them.
+# Later calls agree: something that the first one left, a cache or workspace, decides them.
 FIRST = "between the first call on these inputs and later ones, which agree"
-# What a result owes to the order of programs and lanes.
+# Why a result may depend on the order of programs and lanes.
 ORDERED = "atomics on floats, what an atomic gave back, or a race"
 
-# An integer type of each element size, to look at bits.
+# An integer type of each element size, to compare bits.
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Elements that differ in any bit; two NaN are equal whatever their payload."""
+    """Elements that differ in any bit; two NaN are equal with any payload."""
     if a.is_complex():
         a, b = (torch.view_as_real(t.resolve_conj().resolve_neg()) for t in (a, b))
         return differing(a, b).any(-1)
@@ -34,7 +34,7 @@ def differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def differ(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether any bit differs, or shape or dtype do."""
+    """Whether any bit, the shape or the dtype differs."""
     return first_difference({"": a}, {"": b}) is not None
 
 
@@ -66,11 +66,7 @@ def distances(a: torch.Tensor, b: torch.Tensor, mask: torch.Tensor) -> torch.Ten
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """How one output varied: its elements that differed in any of several runs, and by how much.
-
-    ``median_ulp`` and ``most_ulp`` are units in the last place of the differing elements; ``None`` where there are
-    none, as in integers or beside infinities.
-    """
+    """How one output varied in several runs: differing elements, and their units in the last place, if countable."""
 
     output: str
     count: int
@@ -134,14 +130,14 @@ def _variation(name: str, mask: torch.Tensor, ulps: Sequence[torch.Tensor | None
 
 
 def check_repeat(varied: Sequence[Variation], runs: int) -> Verdict:
-    """``varied`` between so many runs on equal inputs in equal surroundings."""
+    """The verdict on outputs that ``varied`` between ``runs`` runs on equal inputs in equal surroundings."""
     if not varied:
         return passed("repeat", runs=runs)
     return varies(varied, f"between {runs} runs on the same inputs", runs=runs)
 
 
 def varies_wrongly(wrong: Verdict, when: str) -> Verdict:
-    """The failure of an output, or gradient, that may vary and comes out ``wrong`` in its values ``when``."""
+    """The failure of an output, or gradient, that may vary and is ``wrong`` in value ``when``."""
     reason = f"{when}, {wrong.reason}; deterministic= lets it vary, within what is right"
     return replace(wrong, check="repeat", reason=reason, identity=f"repeat:{wrong.output}:wrong", inner=wrong.check)
 

@@ -1,10 +1,9 @@
-"""The part of check `repeat` that costs more calls: the same inputs again and again while everything else changes.
+"""The part of check `repeat` that needs more calls: the same inputs again while everything else changes.
 
-Every case is called twice, under two fills, so a test compares hundreds of pairs of calls; what comes by chance shows
-there. Left for a few cases is what needs more than two calls of one case or other circumstances: state that a third
-or a tenth call meets, other addresses and dirty fresh memory, other work on the device, programs in another order
-(which the CPU lane can choose and a GPU does not promise; there few of them at a time), and calls of other sizes in
-between.
+Every case is called twice, under two fills, so a test compares hundreds of pairs of calls, which shows chance. A few
+cases show what needs more calls or other circumstances: state that a third or tenth call meets; other addresses and
+dirty fresh memory; other work on the device; programs in another order (chosen on the CPU lane; few at a time on a GPU,
+which promises no order); and calls of other sizes in between.
 """
 
 from __future__ import annotations
@@ -36,21 +35,18 @@ from pytest_fusion.run.stress.competing_kernels import competing, crowded
 
 NAME = "repeat"
 
-# A GPU that is nearly full has room for fewer programs than this, of 128 threads. A case is 15 ms there, and of two in
-# three a program that took itself for the last one was not.
+# A nearly full GPU runs fewer programs than this at once, of 128 threads. A case takes 15 ms there; in two of three, a
+# program that wrongly took itself for the last one showed.
 _MOST_AT_ONCE, _CROWDED_CASES = 12, 8
 _CROWDED = "few at a time, on a device that is full"
-# Calls as the case has it that tell what follows from an order or from other sizes from what comes by chance: of an
-# output that is another every other time, few cases in a thousand are taken for one of these.
+# Unchanged calls that separate effects of an order or of other sizes from chance: an output that alternates passes for
+# an effect in few cases in a thousand.
 _SURE = 6
 
 
 @dataclass(slots=True)
 class _State:
-    """How many cases had all calls, and how many of several programs ran in other orders.
-
-    Once something is ``found`` all cases are those of its shrinking.
-    """
+    """How many cases had all calls, and how many ran in other orders; once something is ``found``, cases shrink it."""
 
     cases: int = 0
     ordered: int = 0
@@ -59,35 +55,33 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class _Effort:
-    """How many cases run, how often each is called (both fills' first calls included), in which orders."""
+    """How many cases run, the calls of each (both fills' first calls included), and the orders."""
 
     cases: int
     calls: int
     orders: tuple[Order, ...]
 
 
-# Five calls meet what every second to fourth call does, at 10 ms each; a longer period takes the nightly run.
+# Five calls, at 10 ms each, show what every second to fourth call does; a longer period needs the nightly run.
 _USUAL = _Effort(cases=3, calls=5, orders=("reversed",))
 _DEEP = _Effort(cases=40, calls=20, orders=("reversed", 1, 2))
 
 
 def due(trial: Trial) -> bool:
-    """A few thorough cases; every case where a finding is being shrunk."""
+    """A few thorough cases; every case while a finding shrinks."""
     return _in_full(trial) or _ordered(trial)
 
 
 def _in_full(trial: Trial) -> bool:
-    """Whether this is one of the cases that have all calls."""
+    """Whether this case has all calls."""
     context, state = trial.context, trial.context.state(_State)
     return state.found or context.complete or (trial.thorough and state.cases < _effort(trial).cases)
 
 
 def _ordered(trial: Trial) -> bool:
-    """Whether programs may change places here, and did in few cases yet; that is one call more.
-
-    The first cases are small: of a compaction by blocks of 64 those that are asked more had 5, 40 and 63 elements, and
-    places that its programs take by an atomic passed.
-    """
+    """Whether programs may change places here, in one more call, and did in few cases yet."""
+    # The first cases are small: those of a compaction by blocks of 64 had 5, 40 and 63 elements, and a bug in places
+    # that programs take by an atomic passed.
     cases = _effort(trial).cases if trial.context.device.type == "cpu" else max(_effort(trial).cases, _CROWDED_CASES)
     return trial.context.state(_State).ordered < cases and _may_be_ordered(trial) and _several(trial)
 
@@ -98,8 +92,7 @@ def _several(trial: Trial) -> bool:
 
 
 def _may_be_ordered(trial: Trial) -> bool:
-    """Whether there are launches of Triton's, whose programs are interpreted or, on NVIDIA's GPUs, may have little
-    room."""
+    """Whether Triton launches are interpreted, or an NVIDIA GPU may give them little room."""
     little_room = trial.context.device.type == "cuda" and torch.version.hip is None
     return bool(trial.result.launches) and (little_room or (trial.context.device.type == "cpu" and installed()))
 
@@ -109,7 +102,7 @@ def _effort(trial: Trial) -> _Effort:
 
 
 def run(trial: Trial) -> Verdict:
-    """More calls of the case; the first thing that varies."""
+    """Make more calls of the case; the first thing that varies."""
     again = _Again(trial)
     try:
         if _in_full(trial):
@@ -125,7 +118,7 @@ def run(trial: Trial) -> Verdict:
 
 
 class _Ended(Exception):
-    """A repeated call did something else than to return other bits."""
+    """A repeated call did something else than return other bits."""
 
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict.reason)
@@ -150,7 +143,7 @@ class _Again:
         self._decoys = Decoys(trial.context.device, sizes, seed=trial.result.case.seed)
 
     def under_pressure(self) -> Verdict | None:
-        """Other addresses, dirty memory and, every other time, a busy device."""
+        """Call with other addresses, dirty memory and, every other time, a busy device."""
         count = _effort(self.trial).calls - 2
         runs = [self._call(turn) for turn in range(count)]
         varied = repeat.variations(self.base, runs)
@@ -163,7 +156,7 @@ class _Again:
         return repeat.check_repeat(varied, count + 2)
 
     def in_other_orders(self) -> Verdict | None:
-        """Programs and their lanes in another order, where this process chooses it; on a GPU few at a time."""
+        """Call with programs and lanes in another order, where this process chooses it; on a GPU few at a time."""
         trial = self.trial
         if not _may_be_ordered(trial):
             return None
@@ -188,7 +181,7 @@ class _Again:
         return None
 
     def between_other_sizes(self) -> Verdict | None:
-        """The case once more after calls of smaller and larger inputs, which leave workspaces and caches behind."""
+        """Call again after calls of smaller and larger inputs, which leave workspaces and caches behind."""
         others = list(_others(self.trial))
         if not others or (changed := self._after(others)) is None:
             return None
@@ -216,7 +209,7 @@ class _Again:
         )
 
     def _call(self, turn: int) -> dict[str, torch.Tensor]:
-        """One more call as the case has it, at other addresses. Raises ``_Ended``."""
+        """One more unchanged call, at other addresses. Raises ``_Ended``."""
         trial, context = self.trial, self.trial.context
         self._decoys.shuffle()
         company: AbstractContextManager[None] = competing(context.device) if turn % 2 else nullcontext()
@@ -251,7 +244,7 @@ class _Again:
             return call_placed(context, context.spec.fused, placed), placed
 
     def _in_order(self, order: Order | None) -> dict[str, torch.Tensor] | None:
-        """``None`` where the programs wait for each other in the order of the launch, as a tile that comes late."""
+        """The outputs; ``None`` where programs wait for each other in the order of the launch."""
         trial = self.trial
         with crowded(trial.context.device) if order is None else ordered(order):
             outcome, placed = call(trial.context, trial.result.case, trial.logical, FILLS[0])
@@ -260,7 +253,7 @@ class _Again:
         return self._returned(outcome, placed, f"with the programs of a launch in another order ({_named(order)})")
 
     def _returned(self, outcome: Outcome, placed: Placed, when: str) -> dict[str, torch.Tensor]:
-        """Copies of the outputs that may not vary. Raises ``_Ended`` where one is wrong that may."""
+        """Copies of the outputs that may not vary. Raises ``_Ended`` where one that may vary is wrong."""
         tensors = self.trial.collect(outcome, placed).tensors
         wrong = self.trial.judge_varying(tensors)
         if wrong.failed:
@@ -275,7 +268,7 @@ class _Again:
         return got is not None and bool(repeat.variations(self.base, [got]))
 
     def _after(self, others: list[tuple[Case, Mapping[str, object]]]) -> dict[str, torch.Tensor] | None:
-        """The case's outputs after calls of the others; ``None`` where none of those was accepted."""
+        """The case's outputs after calls of the others; ``None`` where all of those were refused."""
         accepted = 0
         for case, logical in others:
             outcome, _ = call(self.trial.context, case, logical, FILLS[0])
@@ -284,7 +277,7 @@ class _Again:
 
 
 def _others(trial: Trial) -> Iterator[tuple[Case, Mapping[str, object]]]:
-    """The case with all sizes halved, and with all doubled and one more, as far as bounds and cost admit them."""
+    """The case with all sizes halved, and with all doubled plus one, as far as bounds and cost allow."""
     case, spec = trial.result.case, trial.spec
     for smaller in (True, False):
         sizes = {
@@ -308,7 +301,7 @@ def _other(size: int, *, smaller: bool) -> int:
 
 
 def _named(order: Order | None) -> str:
-    """``None`` is whichever a nearly full GPU has."""
+    """The order in words; ``None`` is that of a nearly full GPU."""
     if order is None:
         return _CROWDED
     return "the last one first" if order == "reversed" else f"shuffled by seed {order}"
@@ -318,17 +311,17 @@ def _sized(case: Case) -> str:
     return ", ".join(f"{name}={size}" for name, size in case.sizes.items())
 
 
-# What decoys may take at once; a case's own tensors are bounded by its profile.
+# The most bytes of decoys; the profile bounds a case's own tensors.
 _MOST_BYTES = {"cpu": 64 << 20, "cuda": 1 << 30}
-# Handing cached memory back to the driver costs milliseconds and a synchronisation, so it happens now and then.
+# Returning cached memory to the driver costs milliseconds and a synchronisation, so it is rare.
 _EMPTY_EVERY = 5
 
 
 class Decoys:
-    """Blocks of the sizes that a call was seen to allocate, on ``device``.
+    """Blocks of the sizes that a call allocated, on ``device``.
 
-    Allocators hand out the block that was freed last: without decoys, call after call gets the same addresses and finds
-    in fresh memory what the call before it left there, often the right answer.
+    Allocators return the last freed block first: without decoys, all calls get the same addresses and find in fresh
+    memory what the last call left, often the right answer.
     """
 
     def __init__(self, device: torch.device, sizes: Sequence[int], seed: int) -> None:
@@ -344,10 +337,7 @@ class Decoys:
                 self._sizes.append(size)
 
     def shuffle(self) -> None:
-        """Take blocks of every size, dirty them, give about half of them back and keep the others until the next time.
-
-        Raises nothing where memory is short; then there are fewer blocks.
-        """
+        """Take and dirty blocks of every size, fewer if memory is short; free about half and keep the others."""
         before, self._held = self._held, []
         self._rounds += 1
         taken: list[object] = []
@@ -364,7 +354,7 @@ class Decoys:
             torch.cuda.empty_cache()
 
     def _block(self, size: int) -> object:
-        # Other bytes each time: what finds its way from fresh memory into a result must not look the same twice.
+        # Other bytes each time: fresh memory that reaches a result must not look the same twice.
         dirt = torch.empty(size, dtype=torch.uint8, device=self._device).fill_(self._random.randrange(256))
-        # Guarded memory is mapped, not allocated: an untouched mapping takes its address and no memory.
+        # Guarded memory is mapped, not allocated: an untouched mapping takes its address but no memory.
         return (dirt, Backing(size, self._device)) if self._device.type == "cpu" else dirt

@@ -1,4 +1,4 @@
-"""Replay files: one failing case as JSON, named after its test, good in any process on any machine."""
+"""Replay files: one failing case as JSON, named after its test, valid in any process on any machine."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pytest_fusion.run.process.atomic_file import replace_whole
 
 SCHEMA = 1
 FOLDER = Path(".fusion") / "failures"
-# The check of a file that nothing has failed by: a recorded call.
+# The check of a file without a failure: a recorded call.
 RECORDED = "recorded"
 _TOOL = "pytest-fusion"
-# Of an environment, what may decide whether a failure shows: where it ran, and on which versions.
+# The parts of an environment that may decide whether a failure shows: where it ran, and on which versions.
 _MADE = ("lane", "device", "device_name", "torch", "triton", "cuda", "python", "pytest_fusion")
 _MADE_ON = "the replay was made on"
 _LANES = {"cpu-interpreter": "the CPU lane (interpreted Triton)", "cuda": "a GPU"}
@@ -27,7 +27,7 @@ _LANES = {"cpu-interpreter": "the CPU lane (interpreted Triton)", "cuda": "a GPU
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a replay file holds. ``made`` names the device and versions on which the case failed; old files lack it."""
+    """The content of a replay file. ``made``: device and versions of the failure; old files lack it."""
 
     nodeid: str
     spec: str
@@ -50,15 +50,12 @@ class Replay:
 
 
 def made_here(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a report's environment that a replay file keeps."""
+    """The part of a report's environment that a replay file stores."""
     return {key: environment.get(key) for key in _MADE if environment.get(key) is not None}
 
 
 def elsewhere(made: Mapping[str, Any], here: Mapping[str, Any]) -> str | None:
-    """How the place where a case failed differs from this one, as a sentence; ``None`` where it does not.
-
-    A GPU's name counts, a processor's does not: the interpreter computes the same on each.
-    """
+    """How device and versions of a failure differ from these, as a sentence, or ``None``; processors do not count."""
     lane, ours = made.get("lane"), here.get("lane")
     keys = ["torch", "triton"]
     if lane == ours == "cuda":
@@ -79,7 +76,7 @@ def names_elsewhere(note: str) -> bool:
 
 
 def place(found: Mapping[str, Any]) -> str:
-    """Where a case failed, in words: the lane, and the GPU's name."""
+    """The lane of a failure and the GPU's name, as text."""
     lane = str(found.get("lane"))
     name = found.get("device_name") if lane == "cuda" else None
     return f"{_LANES.get(lane, lane)}{f' ({name})' if name else ''}"
@@ -92,7 +89,7 @@ def _named(key: str, value: Any) -> str:
 
 
 def file_name(replay: Replay) -> str:
-    """Stable for equal failures of one test, so that repeated runs overwrite instead of piling up."""
+    """A name that is equal for equal failures of one test, so that repeated runs overwrite it."""
     stem = re.sub(r"[^A-Za-z0-9]+", "-", replay.nodeid.rpartition("/")[2]).strip("-")[:80]
     known = {key: value for key, value in replay.as_json().items() if key != "made"}
     digest = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:8]
@@ -100,7 +97,7 @@ def file_name(replay: Replay) -> str:
 
 
 def write(replay: Replay, root: Path) -> Path:
-    """Write the file under ``root/.fusion/failures`` at once or not at all; raises ``OSError``."""
+    """Write the file atomically under ``root/.fusion/failures``; raises ``OSError``."""
     path = folder(root) / file_name(replay)
     replace_whole(path, text(replay))
     return path
@@ -112,7 +109,7 @@ def text(replay: Replay) -> bytes:
 
 
 def folder(root: Path) -> Path:
-    """``root/.fusion/failures``, made where it is not there, and hidden from git; raises ``OSError``."""
+    """``root/.fusion/failures``, made if missing, and hidden from git; raises ``OSError``."""
     made = root / FOLDER
     made.mkdir(parents=True, exist_ok=True)
     ignore = made / ".gitignore"
@@ -122,7 +119,7 @@ def folder(root: Path) -> Path:
 
 
 def read(path: Path) -> Replay:
-    """Raises ``ReplayError`` naming what is wrong with the file. Drawn functions and enums of the case are imported."""
+    """The replay in a file; imports drawn functions and enums of its case. Raises ``ReplayError`` with the fault."""
     data = _load(path)
     made = data.get("made")
     try:
@@ -141,12 +138,12 @@ def names(path: Path) -> tuple[str, str]:
 
 
 def owner(path: Path) -> str:
-    """The node id of the test that the file belongs to. Raises ``ReplayError``; imports nothing that the case names."""
+    """The node id of the file's test. Raises ``ReplayError``; imports nothing that the case names."""
     return names(path)[0]
 
 
 def lane_of(path: Path) -> str | None:
-    """``"cuda"`` or ``"cpu-interpreter"``, the lane of the failure, if the file names it. Raises as ``owner``."""
+    """The lane of the failure, ``"cuda"`` or ``"cpu-interpreter"``, if the file names it. Raises as ``owner``."""
     made = _load(path).get("made")
     return str(made["lane"]) if isinstance(made, dict) and made.get("lane") else None
 

@@ -1,4 +1,4 @@
-"""A failing case as a Python script for a bug report, with what the kernel got in a file beside it."""
+"""A failing case as a Python script for a bug report, with the kernel's inputs in a file beside it."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from pytest_fusion.run import placing
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
-# What two calls beside the reference show; the other checks need more than a script of one case repeats.
+# Two calls beside the reference show these; other checks need more than a script of one case repeats.
 _SHOWN = ("error", "crash", "structure", "inputs", "bounds", "unwritten", "repeat", "values", "gradients")
 _MOST_BYTES = 1 << 28
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """The text, the file beside it, and what it lacks: the name of an input, fixture or function, and why."""
+    """The text, the file beside it, and what it lacks: an input, fixture or function by name, and why."""
 
     text: str
     saved: bytes
@@ -58,10 +58,7 @@ def compose(
     root: Path,
     shown: str,
 ) -> Script:
-    """The script of a failure, whose path is ``shown``. Makes the inputs again, on ``device``.
-
-    Raises ``OSError`` where the template's source cannot be read, and what making the inputs raises.
-    """
+    """The script for path ``shown``, with its inputs; raises ``OSError`` without its template, and as they do."""
     verdict, missing = _of_its_config(verdict), dict[str, str]()
     path, _, names = replay.nodeid.partition("[")[0].partition("::")
     test, module = names.split("::") if names else [], _module_of_test(spec, (root / path).resolve(), names)
@@ -92,7 +89,7 @@ def compose(
 
 
 def _of_its_config(verdict: Verdict) -> Verdict:
-    """What one config of a kernel does wrong, as the check that saw it states it: the script launches that config."""
+    """The failure of one config as its check states it: the script launches that config."""
     facts = verdict.facts
     if "config" not in facts:
         return verdict
@@ -114,7 +111,7 @@ def _keep(into: dict[str, Any], name: str, value: Any, missing: dict[str, str], 
 
 
 def _inputs(spec: FusionSpec, case: Case, device: torch.device, missing: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    """What the kernel gets: tensors in their layouts, on the CPU."""
+    """The kernel's inputs: tensors in their layouts, on the CPU."""
     for name, value in make_inputs(spec, case, device).items():
         if isinstance(value, torch.Tensor) and name in case.tensors:
             span = geometry(tuple(value.shape), case.tensors[name].layout).storage * value.element_size()
@@ -157,7 +154,7 @@ def _module_of_test(spec: FusionSpec, file: Path, names: str) -> str | None:
 
 
 def _folder_of(function: Any, root: Path) -> str:
-    """The file of a function, relative to the project; the project's own folder where it is not below that."""
+    """The file of a function, relative to the project; the project's own folder if it is elsewhere."""
     try:
         file = Path(inspect.getfile(inspect.unwrap(getattr(function, "func", function)))).resolve()
         return str(file.relative_to(root.resolve()))
@@ -166,7 +163,7 @@ def _folder_of(function: Any, root: Path) -> str:
 
 
 def _folders(root: Path) -> list[str]:
-    """The folders of the project that modules are imported from, relative to its root."""
+    """The project's folders on ``sys.path``, relative to its root."""
     below = [Path(entry or os.curdir).resolve() for entry in sys.path]
     inside = [path for path in below if path.is_relative_to(root.resolve()) and "site-packages" not in path.parts]
     return list(dict.fromkeys(os.path.relpath(path, root.resolve()) for path in inside if path.is_dir())) or [os.curdir]
@@ -199,7 +196,7 @@ def _differentiable(spec: FusionSpec, case: Case) -> list[str]:
 
 
 def _beyond(verdict: Verdict, by: Any) -> str:
-    """Why running the script cannot show the failure; empty where it can."""
+    """Why running the script cannot show the failure; empty if it can."""
     why = ""
     if by not in (None, BACKWARD.slug, RECORDING.slug):
         why = f"the input changes in a call under torch.{by}()"

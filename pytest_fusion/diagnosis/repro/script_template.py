@@ -1,4 +1,4 @@
-"""What each script does that shows a failure again, with torch and the user's modules; ``CASE`` is filled in."""
+"""The code of each script that shows a failure again, with torch and the user's modules; ``CASE`` is filled in."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Missing(Exception):
 
 
 def stand_in() -> None:
-    """Without pytest_fusion the test's file can be imported."""
+    """Make the test's file importable without pytest_fusion."""
 
     def fused_equivalent(reference: Any = None, **_: Any) -> Any:
         def decorate(test: Any) -> Any:
@@ -65,7 +65,7 @@ def stand_in() -> None:
 
 
 def choose_configs() -> None:
-    """Launch autotuned kernels with the configs of the case, others with their first one; nothing is timed."""
+    """Launch autotuned kernels with the configs of the case, others with their first one, without timing."""
     tuner = importlib.import_module("triton.runtime.autotuner").Autotuner
     upstream = tuner.prune_configs
 
@@ -77,7 +77,7 @@ def choose_configs() -> None:
 
 
 def load() -> tuple[Any, Any, dict[str, Any]]:
-    """The fused call, the reference, and what the kernel got, from the file beside this script."""
+    """The fused call, the reference, and the kernel's inputs from the file beside this script."""
     if DEVICE != "cpu" and not torch.cuda.is_available():
         raise Missing(f"there is no {DEVICE}; without a GPU: {sys.argv[0]} cpu")
     above = (Path.cwd(), *Path.cwd().parents, *Path(__file__).resolve().parents)
@@ -119,7 +119,7 @@ def mapped(value: Any, function: Any) -> Any:
 
 
 def leaves(value: Any, path: str = "out") -> dict[str, torch.Tensor]:
-    """The tensors of a result by where they stand in it."""
+    """The tensors of a result by their place in it."""
     if isinstance(value, torch.Tensor):
         return {path: value}
     pairs: Any = enumerate(value) if isinstance(value, list | tuple) else ()
@@ -157,7 +157,7 @@ class Call:
         self.results = {name: copied(t.detach()) for name, t in self.results.items()}
 
     def placed(self, name: str, t: torch.Tensor, fill: int) -> torch.Tensor:
-        """The tensor on the device, in a storage as it was, with ``fill`` between its elements and around them."""
+        """The tensor on the device, in its storage's layout, with ``fill`` between its elements and around them."""
         if not t.numel():
             return t.to(DEVICE)
         size, raw = t.element_size(), torch.empty(0, dtype=torch.uint8).set_(t.untyped_storage())
@@ -188,7 +188,7 @@ def copied(t: torch.Tensor) -> torch.Tensor:
 
 
 def upstream_of(name: str, output: torch.Tensor) -> torch.Tensor:
-    """An upstream gradient of the kind that was used, laid as it was; on the CPU with the same numbers."""
+    """An upstream gradient of the failure's kind and layout; on the CPU with the same numbers."""
     source = torch.Generator(output.device).manual_seed(CASE["seeds"].get(name, 0))
     shape = () if CASE["upstream"] == "expanded" else output.shape
     values = torch.randn(shape, generator=source, device=output.device)
@@ -201,7 +201,7 @@ def upstream_of(name: str, output: torch.Tensor) -> torch.Tensor:
 
 
 def compared(name: str, got: torch.Tensor, right: torch.Tensor) -> list[str]:
-    """What is wrong with a result, after printing how it differs from the reference's."""
+    """The faults of a result, after printing how it differs from the reference's."""
     if (got.shape, got.dtype) != (right.shape, right.dtype):
         return [f"{name} is {got.dtype} {list(got.shape)}, the reference's {right.dtype} {list(right.shape)}"]
     a, b = (t.to(torch.complex128 if got.is_complex() else torch.float64) for t in (got, right))
@@ -216,7 +216,7 @@ def compared(name: str, got: torch.Tensor, right: torch.Tensor) -> list[str]:
 
 
 def wrong_again(now: float, seen: Mapping[str, Any]) -> bool:
-    """Whether the element that was wrong is further off than allowed, or half as far as it was."""
+    """Whether the wrong element is further off than allowed, or at least half as far as it was."""
     exact, then = float(seen["expected"]), float(seen["got"])
     if not (isfinite(now) and isfinite(exact)):
         return str(now) != str(exact)
@@ -249,7 +249,7 @@ def failures(fused: Any, reference: Any, saved: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    """0 where the failure does not show, 1 where it does, 2 where something is missing."""
+    """0 if the failure does not show, 1 if it does, 2 if something is missing."""
     try:
         for what, why in CASE["missing"].items():
             raise Missing(f"{what}: {why}")

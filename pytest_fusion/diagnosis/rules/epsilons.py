@@ -21,25 +21,24 @@ Outputs = Mapping[str, torch.Tensor]
 
 _SEEDS = 4
 _LARGE_EPSILON = 0.05
-# Two elements normalise to plus and minus one, whatever they are, and one to 0 / 0.
+# Any two elements normalise to plus and minus one, and one to 0 / 0.
 _SIZES = (5, 7, 3, 4, 6)
-# 1e-3 is the largest epsilon in use; beside 2^14 of what it is added to it is no longer seen in float32. A constant of
-# order 1 still is.
+# 1e-3 is the largest epsilon in use; added to numbers of 2^14 it vanishes in float32. A constant of order 1 does not.
 _FAR, _STEP = 14, 2
 _POWERS = (1, 2, 0)
 _MOST_SCALED = 4
 # How far the reference may be from scaling with ordinary inputs: an epsilon is small beside them.
 _NEARLY, _EXACTLY = 5e-3, 1e-4
-# 2^10 times an epsilon has by far no 2^10 times its effect, a factor of 16-bit numbers nearly that.
+# 2^10 times an epsilon has far less than 2^10 times its effect, a factor of 16-bit numbers nearly that.
 _HUGE, _STRAIGHT = 10, 0.25
-# What float16 makes of ordinary values times 2^-10, and not of those times 2^-16.
+# float16 holds ordinary values times 2^-10 to so many digits, but not times 2^-16.
 _DIGITS = 1e-3
-# Less is a rounding, and no sign of a constant in the reference.
+# A smaller difference is a rounding, not a constant of the reference.
 _SEEN = 1e-6
 
 
 def epsilon(lab: Lab) -> Found | None:
-    """Wrong in step with an epsilon: right without it and wrong with a large one; or as small values are."""
+    """Wrong in step with an epsilon (right without, wrong with a large one), or only for small values."""
     case = ordinary(lab.base, edits.free(lab.spec, lab.base))
     larger = lab.grown(case, _SIZES)
     for name in edits.epsilons(lab.spec, case):
@@ -56,17 +55,14 @@ def epsilon(lab: Lab) -> Found | None:
 
 
 def _comes_with(lab: Lab, case: Case, name: str) -> bool:
-    """Whether the failure comes and goes with an epsilon."""
+    """Whether the case is mostly wrong with a large epsilon, and always right with 0."""
     return lab.mostly_wrong(case, edit=edits.number(name, _LARGE_EPSILON)) and lab.always_right(
         case, edit=edits.number(name, 0.0)
     )
 
 
 def _factor(lab: Lab, case: Case, name: str) -> bool:
-    """Whether the reference goes straight with a number however large, as with a learning rate or a weight of a loss.
-
-    What an epsilon is added to stops to count beside a large one.
-    """
+    """Whether the reference is linear in a number however large, as in a learning rate; in an epsilon it is not."""
     found = lab.attempt(case).probe
     if found is None:
         return False
@@ -89,7 +85,7 @@ def _factor(lab: Lab, case: Case, name: str) -> bool:
 
 
 def _telling(lab: Lab, case: Case, edit: Edit) -> bool:
-    """Whether the right results are finite and of more than one value: among NaN anything is right."""
+    """Whether the right results are finite and have more than one value: beside NaN anything is right."""
     found = lab.attempt(case, edit=edit).probe
     if found is None:
         return False
@@ -100,7 +96,7 @@ def _telling(lab: Lab, case: Case, edit: Edit) -> bool:
 
 
 def _floor(lab: Lab, case: Case, larger: Case) -> Found | None:
-    """Values so small that the reference stops scaling with them are wrong, and ordinary ones right."""
+    """Wrong for values so small that the reference stops scaling with them, and right for ordinary ones."""
     names = edits.free(lab.spec, case)
     cases = list({each.key(): each for each in (case, larger)}.values())
     if not names:
@@ -112,20 +108,20 @@ def _floor(lab: Lab, case: Case, larger: Case) -> Found | None:
         if not _keeps_digits(lab, larger, names, power):
             return None
         if lab.mostly_wrong(case, edit=tiny):
-            # Exponentials of values so small are all 1: whoever drops equal ones was right but for those.
+            # Exponentials of values so small are all 1, so a kernel that drops equal values fails only here.
             if any(lab.mostly_wrong(each, edit=edits.twins(names)) for each in cases):
                 lab.ruled_out.append("a floor of small values: ordinary ones are wrong too where two are equal")
                 return None
             if lab.mostly_wrong(larger, edit=tiny) and not _scales(lab, case, names, power):
                 fact = f"right for ordinary values, wrong for 2^{power} times ordinary ones"
                 return Found("eps-misplaced", [f"{fact}, where the reference's epsilon or floor takes over"])
-            # A larger constant of the kernel's shows first, where the reference still scales.
+            # A larger constant of the kernel shows first, where the reference still scales.
             return None
     return None
 
 
 def _keeps_digits(lab: Lab, case: Case, names: list[str], power: int) -> bool:
-    """Whether the dtype holds values that are scaled so: among those that it rounds to few, many are equal."""
+    """Whether the dtype holds values at this scale: among those that it rounds to few, many are equal."""
     found = lab.attempt(case).probe
     if found is None:
         return False
@@ -138,7 +134,7 @@ def _keeps_digits(lab: Lab, case: Case, names: list[str], power: int) -> bool:
 
 
 def _scales(lab: Lab, case: Case, names: list[str], power: int) -> bool:
-    """Whether the reference goes with a power of the values' scale around there, as it does far from an epsilon."""
+    """Whether the reference scales with a power of the values' scale there, as it does far from an epsilon."""
     steps = [lab.attempt(case, edit=edits.scaled(names, power + shift)).probe for shift in (0, 2, 4)]
     outputs = [_rights(lab, step) for step in steps if step is not None]
     if len(outputs) < len(steps) or not outputs[0].keys() == outputs[1].keys() == outputs[2].keys():
@@ -165,10 +161,9 @@ def _rights(lab: Lab, found: probing.Probe) -> Outputs:
 
 
 def _constant(lab: Lab, case: Case, larger: Case) -> Found | None:
-    """Where the reference scales with its inputs but for a small constant, values that dwarf it are right.
+    """Wrong by a small constant: values that dwarf it are right, where the reference scales but for that constant.
 
-    Inputs are scaled by powers of one factor, such as a moment by the factor and its square by the square, whose
-    outputs the reference gives scaled by powers too.
+    Inputs scale by powers of one factor, such as a moment by the factor and its square by the square; so do outputs.
     """
     if not lab.mostly_wrong(larger):
         return None
@@ -184,7 +179,7 @@ def _constant(lab: Lab, case: Case, larger: Case) -> Found | None:
 
 
 def _homogeneous(lab: Lab, case: Case) -> Mapping[str, int] | None:
-    """By which power of a factor to scale each floating tensor for the outputs to scale; ``None`` where none does."""
+    """The power of a factor that scales each floating tensor so that the outputs scale; ``None`` without one."""
     found = lab.attempt(case).probe
     if found is None:
         return None
@@ -212,7 +207,7 @@ def _right_when_scaled(
 
 
 def _follow(near: Outputs, far: Outputs, further: Outputs) -> bool:
-    """Whether all outputs go with whole powers of the scale, exactly where it is large, and some but nearly before."""
+    """Whether outputs follow whole powers of the scale, exactly at a large one, and some only nearly before."""
     seen = False
     for output in zip(near.values(), far.values(), further.values(), strict=True):
         a, b, c = (t.double() for t in output)
@@ -233,5 +228,5 @@ def _follow(near: Outputs, far: Outputs, further: Outputs) -> bool:
 
 
 def _scaled_by(powers: Mapping[str, int], by: int) -> Edit:
-    """Each tensor times 2^by to its power; others stay."""
+    """Each tensor times 2^by to its power; the others unchanged."""
     return functools.reduce(edits.both, [edits.scaled([name], by * power) for name, power in powers.items() if power])

@@ -1,9 +1,8 @@
-"""Causes in how much there is: nothing, a partial tile, one too many, more than a block holds."""
+"""Causes in how much there is: nothing, a partial tile, more than a block holds."""
 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.sizes import count
 from pytest_fusion.checks import probe as probing
-from pytest_fusion.checks.evidence import DamagedMemory, WrongAccess
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.diagnosis import edits
@@ -24,14 +22,14 @@ from pytest_fusion.oracle.rounding import GRIDS
 from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
-# Less is no block: a vector, a group, a window.
+# A smaller size is no block: a vector, a group, a window.
 _SMALLEST_LIMIT = 8
-# A shift by this makes a padded 0 weigh nothing in a softmax of float32, with scores scaled down tenfold too.
+# After this shift a padded 0 has no weight in a softmax of float32, also with scores scaled down tenfold.
 _SHIFT = 1000.0
 _FEW_SEEDS, _SEEDS, _MANY_SEEDS = 2, 4, 6
-# Of the learned block sizes so many are asked about.
+# How many of the learned block sizes to try.
 _BLOCKS = 2
-# Less of the largest element is no change.
+# A smaller share of the largest element is no change.
 _CHANGED = 1e-3
 # 16 bytes of a 16-bit dtype, and a multiple of the two or four parts into which work is often split.
 _VECTOR = 8
@@ -58,7 +56,7 @@ def zero(lab: Lab) -> Found | None:
             return None
     if not all(lab.attempt(case.with_(seed=seed)).right for seed in lab.seeds(case, _SEEDS)):
         return None
-    # Of what a loop's bound leaves out, a small case shows only what leaves out all.
+    # A loop bound that drops the last iteration shows in a small case only if it drops all.
     for past in _past(lab, case):
         if any(lab.attempt(past.with_(seed=seed)).wrong for seed in lab.seeds(past, _FEW_SEEDS)):
             lab.ruled_out.append("size 0: wrong past a block without one too")
@@ -69,7 +67,7 @@ def zero(lab: Lab) -> Found | None:
 
 
 def _past(lab: Lab, case: Case) -> Iterator[Case]:
-    """One dim after the other just past a block."""
+    """The case with each dim in turn just past a block."""
     for block, name in itertools.product(lab.blocks[:_BLOCKS], lab.plain_sizes()):
         past = _just_past(lab, case, name, block)
         if past is not None:
@@ -77,17 +75,17 @@ def _past(lab: Lab, case: Case) -> Iterator[Case]:
 
 
 def _just_past(lab: Lab, case: Case, name: str, tile: int) -> Case | None:
-    """The case one longer than a tile along a dim, or by as little as its bound admits; ``None`` if those are tiles."""
+    """The case one longer than a tile along a dim, or by its bound's least step; ``None`` if those are tiles."""
     step = lab.spec.bound(name).multiple_of
     size = (tile // step + 1) * step if isinstance(step, int) else tile + 1
     return lab.resized({name: size}, case) if size % tile else None
 
 
 def _only_where_nothing_counts(lab: Lab, small: Case, larger: Case) -> bool:
-    """Whether all wrong elements are such as the reference gives whatever the inputs' floating values are.
+    """Whether the wrong elements are all ones that the reference computes without the inputs' floating values.
 
-    Each place that is wrong in a larger case, for some seed, must be right for another that gives it what counts: where
-    the last bag is always wrong it is wrong as well where it is empty.
+    Each place that is wrong in a larger case must be right for a seed with which it depends on them: a last bag that is
+    always wrong is not wrong because it is empty.
     """
     if lab.verdict.check != "values" or lab.check == gradients.NAME:
         return False
@@ -110,13 +108,12 @@ def _only_where_nothing_counts(lab: Lab, small: Case, larger: Case) -> bool:
 
 
 def _counting(lab: Lab, answer: Answer) -> dict[str, tuple[torch.Tensor, torch.Tensor]] | None:
-    """By output, which elements are wrong, and which change with the floating inputs, by the reference alone; ``None``
-    if that is not known."""
+    """By output, which elements are wrong, and which the reference changes with the floating inputs; or ``None``."""
     found, wrong = answer.probe, lab.wrong_of(answer)
     names = [n for n, t in found.logical.items() if getattr(t, "dtype", None) in GRIDS] if found is not None else []
     if found is None or not names or not (answer.right or (answer.wrong and wrong is not None)):
         return None
-    # NaN stays NaN under any of the others, and is what a result that has a part in it changes with.
+    # NaN hides any other change; replacing it changes each result that contains it.
     cured = edits.finite(names)
     changes = (cured, edits.positive(names), edits.negative(names), edits.shifted(names, 0.7), edits.scaled(names, 2))
     others = [probing.right_of(lab.context, edit.apply(dict(found.logical))) for edit in changes]
@@ -133,11 +130,8 @@ def _counting(lab: Lab, answer: Answer) -> dict[str, tuple[torch.Tensor, torch.T
 
 
 def tail(lab: Lab, changes: Sequence[Edit] = ()) -> Found | None:
-    """Right at whole tiles, wrong one past them, whatever the seed; the last, partial tile is mishandled.
-
-    ``changes`` of the values are tried instead of the values as they are, where there are any.
-    """
-    # Where one row shows the error by luck, a few show it always.
+    """Right at whole tiles and wrong one past them, for every seed, with unchanged values or those of ``changes``."""
+    # An error that one row shows by luck, a few rows always show.
     for base in dict.fromkeys((lab.base.key(), lab.grown().key())):
         case = lab.base if base == lab.base.key() else lab.grown()
         for name, size in lab.lengths().items():
@@ -149,17 +143,16 @@ def tail(lab: Lab, changes: Sequence[Edit] = ()) -> Found | None:
 
 
 def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = ()) -> Found | None:
-    """Whether whole tiles along a dim are right and the case past them is wrong, and nothing says otherwise."""
+    """Whether whole tiles along a dim are right and the case past them is wrong, for no other reason."""
     past = _just_past(lab, base, name, tile)
     whole = [case for n in (tile, 2 * tile, tile // 2) if n and (case := lab.resized({name: n}, base))][:2]
     if past is None or len(whole) < 2 or count(whole[0].sizes[name]) != tile:
         return None
-    # One run in place of five, of most dims: of four dims and as many blocks all of a rule's runs were spent before
-    # the dim that mattered had its turn.
+    # One run in place of five for most dims: four dims and as many blocks used up a rule's runs before the right dim.
     if not changes and lab.attempt(whole[0]).wrong:
         return None
     names = edits.free(lab.spec, past)
-    # A wrong 0 wins a maximum only where all else is below it, a minimum only above.
+    # A wrong 0 wins a maximum only if all else is below it, a minimum only if all is above.
     one_sided = (
         () if changes or not names or lab.attempt(past).right else (edits.negative(names), edits.positive(names))
     )
@@ -171,7 +164,7 @@ def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = 
             return None
         if not lab.plainly_wrong(past, edit=edit):
             continue
-        # A bound that is aligned down to a tile makes whole tiles right as well, by luck: of one row, not of many.
+        # A bound aligned down to a tile also makes whole tiles right, by luck for one row, but not for many.
         if _of_its_values(lab, base, name, tile, edit) or lab.mostly_wrong(
             _all_whole(lab, whole[0], name, tile), edit=edit
         ):
@@ -184,10 +177,10 @@ def _tail(lab: Lab, base: Case, name: str, tile: int, changes: Sequence[Edit] = 
 
 
 def _of_its_values(lab: Lab, base: Case, dim: str, tile: int, edit: Edit | None) -> bool:
-    """Whether a whole tile of one element and zeros is wrong too: then it is what it holds, and no tile's end.
+    """Whether a whole tile of one element and zeros is wrong too: then its content is the reason, not a tile's end.
 
-    The largest of a whole tile of normal numbers is 2 to 3, and that of a single one any: an exponent that is rounded
-    up from 1.5 on was right at 32 and 64 and wrong at 33.
+    The largest of a whole tile of normal numbers is 2 to 3, a single one is any number: an exponent that rounds up from
+    1.5 on was right at 32 and 64 and wrong at 33.
     """
     whole = lab.resized({dim: 2 * tile}, base)
     if whole is None:
@@ -202,7 +195,7 @@ def _of_its_values(lab: Lab, base: Case, dim: str, tile: int, edit: Edit | None)
 
 
 def _all_whole(lab: Lab, case: Case, name: str, tile: int) -> Case | None:
-    """The case with whole tiles along all other dims too, as far as bounds admit them; ``None`` without a change."""
+    """The case with whole tiles along all other dims too, as far as bounds allow; ``None`` without a change."""
     larger = case
     for other, size in lab.plain_sizes().items():
         if other != name and size % tile:
@@ -211,12 +204,12 @@ def _all_whole(lab: Lab, case: Case, name: str, tile: int) -> Case | None:
 
 
 def _tiles(lab: Lab, size: int) -> Iterator[int]:
-    """Learned block sizes, the power of two that a kernel which pads a row to one tile would take, and a vector's."""
+    """Learned block sizes, the power of two to which a one-tile kernel pads a row, and a vector's size."""
     yield from dict.fromkeys((*lab.blocks, 1 << max(size - 1, 1).bit_length(), _VECTOR))
 
 
 def _neutral(lab: Lab, past: Case, dim: str, evidence: list[str]) -> Found | None:
-    """The partial tile is right once the values make what pads it weigh nothing."""
+    """The partial tile is right once the values make its padding weigh nothing."""
     names = edits.free(lab.spec, past)
     for chosen in ([name] for name in names):
         changes: list[tuple[Edit, str]] = [
@@ -233,18 +226,18 @@ def _neutral(lab: Lab, past: Case, dim: str, evidence: list[str]) -> Found | Non
 
 
 def _still_shows(lab: Lab, case: Case, edit: Edit, dim: str) -> bool:
-    """Whether an error could be seen with the changed values: the result is not all zero or non-finite.
+    """Whether an error could show with these values: the result is finite, not all zero, and uses the last index.
 
-    Also that the last index of the dim still counts, in every tensor that has it: where a softmax gives all to another
-    one, a loop that leaves it out is right as well. Of a gradient that failed both are asked, not of what the forward
-    gives: that of a slope is 0 where no value is below 0, and what drops the last tile of its sum is right there.
+    Every tensor with the dim must have an effect there: if a softmax gives all weight to another index, a loop that
+    drops the last one is right too. For a failing gradient both hold of it, not of the forward: the gradient of a slope
+    is 0 without values below 0, and a kernel that drops the last tile of its sum is right there.
     """
     found = lab.attempt(case, edit=edit).probe
     before = _right_with(lab, found, found.logical) if found is not None else None
     if found is None or before is None or not _of_use(before):
         return False
     size = count(case.sizes[dim])
-    # Where a gradient follows only what comes from behind, as that of a ReLU does, the last index counts by that.
+    # For a gradient that depends only on the upstream gradient, as a ReLU's, the last index counts through that.
     last = _right_with(lab, found, found.logical, louder=size)
     if last is not None and _differ(before, last):
         return True
@@ -266,10 +259,9 @@ def _still_shows(lab: Lab, case: Case, edit: Edit, dim: str) -> bool:
 def _right_with(
     lab: Lab, found: probing.Probe, logical: Mapping[str, Any], *, louder: int | None = None
 ) -> dict[str, torch.Tensor] | None:
-    """What the reference gives for these values: the gradient that failed, or its outputs where none did.
+    """The reference's results for these values: the gradient that failed, or the outputs.
 
-    ``louder`` takes three times the last index of each axis of so many elements of the upstream gradient, and gives
-    ``None`` where there is none.
+    ``louder``: triple the last index of each axis of this size in the upstream gradient; ``None`` without one.
     """
     name = lab.verdict.output
     if lab.check != gradients.NAME or not name.startswith("d") or found.trial is None:
@@ -310,18 +302,18 @@ def _differ(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor
     )
 
 
-# A table with one wrong entry is wrong from a distance on, at this distance: few of what lies past it.
+# A table with one wrong entry is wrong only at that distance: at few of the elements past it.
 _SHARE_PAST = 0.1
 
 
 def limit(lab: Lab) -> Found | None:
-    """Right up to a size and wrong at every one above it, whole multiples too."""
+    """Right up to a size and wrong at every larger one, whole multiples too."""
     names = edits.free(lab.spec, lab.base)
-    # A carry or a rescaling that is left out needs values that grow on the way.
+    # A missing carry or rescaling shows only with values that grow on the way.
     changes = (None, edits.rising(names)) if names else (None,)
     for name, size in lab.lengths().items():
         for most, edit in itertools.product(dict.fromkeys((size - 1, *lab.blocks)), changes):
-            # The failure itself may lie below a block: then no limit is there.
+            # A failure below a block's size is not that block's limit.
             if most < _SMALLEST_LIMIT or most >= size:
                 continue
             below = [lab.resized({name: n}) for n in (most, most // 2)]
@@ -343,7 +335,7 @@ def limit(lab: Lab) -> Found | None:
 
 
 def _fails(lab: Lab, case: Case, edit: Edit | None, most: int) -> bool:
-    """Wrong mostly, and plainly; past a block's size it is enough to be far off at times, which no rounding is."""
+    """Whether it is mostly and plainly wrong; past a block's size, being far off at times suffices (no rounding is)."""
     if lab.mostly_wrong(case, edit=edit):
         return lab.plainly_wrong(case, edit=edit)
     if most not in lab.blocks:
@@ -353,7 +345,7 @@ def _fails(lab: Lab, case: Case, edit: Edit | None, most: int) -> bool:
 
 
 def _all_past(lab: Lab, answer: Answer, most: int) -> tuple[str, float]:
-    """Along which axis all wrong elements are past the limit, in words, and which share of what is past it is wrong."""
+    """The axis along which all wrong elements are past the limit, as text, and the wrong share of what is past it."""
     wrong = lab.wrong_of(answer)
     if wrong is None:
         return "", 1.0
@@ -366,65 +358,3 @@ def _all_past(lab: Lab, answer: Answer, most: int) -> tuple[str, float]:
         if not where and not bool(wrong.mask.narrow(axis, 0, most).any()):
             where = f"every wrong element of {wrong.name} is past the first {most} along axis {axis}"
     return where, float(wrong.mask[past].double().mean()) if bool(past.any()) else 1.0
-
-
-def one_past(lab: Lab) -> Found | None:
-    """An access reaches exactly one element past a tensor, at every size."""
-    for name in lab.lengths():
-        cases = [lab.resized({name: n}) for n in (5, 8, 12)]
-        if any(case is None for case in cases) or not all(_is_one_past(lab.attempt(case)) for case in cases):
-            continue
-        # A tensor that does not follow the dim would say the same thing three times.
-        if len({_extent(lab.attempt(case)) for case in cases}) < len(cases):
-            continue
-        # Rows one element too far apart end one past the tensor where there are two of them, and three of four.
-        if any(_is_further_past(lab.attempt(longer), 8) for longer in _elsewhere_longer(lab, cases[1], name)):
-            lab.ruled_out.append(
-                f"off by one: one element past the end of {name}, and more where another dim is longer"
-            )
-            continue
-        return Found("off-by-one-mask", [f"exactly one element past the end at {name}=5, 8 and 12"])
-    return None
-
-
-def _extent(answer: Answer) -> str:
-    failure = answer.probe.failure if answer.probe is not None else None
-    if failure is None or answer.probe is None:
-        return ""
-    if isinstance(failure.evidence, WrongAccess):
-        return str(failure.evidence.seen.shape)
-    return str({name: t.shape for name, t in answer.probe.got.items()})
-
-
-def _is_one_past(answer: Answer) -> bool:
-    failure = answer.probe.failure if answer.probe is not None else None
-    if failure is None or failure.check != "bounds":
-        return False
-    evidence = failure.evidence
-    if isinstance(evidence, WrongAccess):
-        return evidence.seen.count == 1 and evidence.seen.offset == math.prod(evidence.seen.shape)
-    return isinstance(evidence, DamagedMemory) and evidence.zone == "after" and evidence.farthest == 1
-
-
-def _is_further_past(answer: Answer, size: int) -> bool:
-    """Whether another access than one of one element past the end fails, or of one slice of a dim of this size."""
-    failure = answer.probe.failure if answer.probe is not None else None
-    if answer.probe is None or failure is None or failure.check != "bounds" or _is_one_past(answer):
-        return False
-    evidence = failure.evidence
-    if isinstance(evidence, WrongAccess):
-        whole = math.prod(evidence.seen.shape)
-        return evidence.seen.offset != whole or evidence.seen.count * size != whole
-    tensors = (*answer.probe.logical.values(), *answer.probe.got.values())
-    wholes = {t.numel() for t in tensors if isinstance(t, torch.Tensor)}
-    if not isinstance(evidence, DamagedMemory) or evidence.zone != "after":
-        return True
-    return evidence.farthest * size not in wholes
-
-
-def _elsewhere_longer(lab: Lab, case: Case | None, name: str) -> Iterator[Case]:
-    """The case with each other dim twice as long and one more."""
-    for other, size in lab.plain_sizes().items():
-        longer = lab.resized({other: 2 * size + 1}, case) if case is not None and other != name else None
-        if longer is not None:
-            yield longer

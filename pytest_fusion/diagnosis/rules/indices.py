@@ -1,4 +1,4 @@
-"""Causes in which element belongs where: results at other indices, inputs read at others, slices mixed up."""
+"""Causes in which element belongs where: inputs read at other indices, slices mixed up."""
 
 from __future__ import annotations
 
@@ -19,42 +19,17 @@ from pytest_fusion.diagnosis.experiments import Answer, Lab, Wrong, ordinary
 from pytest_fusion.diagnosis.readings import Reading, readings
 from pytest_fusion.diagnosis.readings import of as readings_of
 from pytest_fusion.errors import SpecError
-from pytest_fusion.oracle.tolerance.output_verdict import index_of
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
 # Two float32 numbers of one distribution agree to 5 digits once in some ten thousand pairs.
 _SAME = 2e-5
-_FEWEST = 3
-_SMALL = 1e-3
-_SHARE = 0.9
 # References that one diagnosis may evaluate on other inputs, at about a millisecond each.
 _MOST_REFERENCES = 250
 _SEEDS = 2
 _MOST_CASES = 2
 _LOUDER = 64.0
-# Calls after the first: of small whole numbers two are what they were in it by chance.
+# Calls after the first: with small whole numbers, two equal it by chance.
 _LATER = 4
-
-
-def moved(lab: Lab) -> Found | None:
-    """Wrong elements are right ones of other indices, in every one of two inputs."""
-    for case in failing(lab):
-        found = [_wrongs(lab, case.with_(seed=seed)) for seed in lab.seeds(case, _SEEDS)]
-        if not all(found):
-            continue
-        # The places of tokens tell less of themselves than the tokens do.
-        for name in found[0]:
-            wrongs = [each[name] for each in found if name in each]
-            if len(wrongs) < len(found):
-                continue
-            fact = [_moved(wrong, unwritten) for wrong, unwritten in wrongs]
-            if all(fact):
-                return Found("wrong-index-map", [str(fact[0])])
-            tile = _whole_tiles_off(lab, [wrong for wrong, _ in wrongs])
-            if tile:
-                return Found("wrong-index-map", [f"every wrong index is off by a multiple of {tile}, a block size"])
-    lab.ruled_out.append("other indices: the wrong elements are not right ones of other places")
-    return None
 
 
 def failing(lab: Lab) -> Iterator[Case]:
@@ -75,60 +50,6 @@ def _in_float32(lab: Lab, case: Case) -> Case:
         if isinstance(inner, TensorSpec) and inner.follows_case_dtype:
             case = case.with_tensor(name, dtype="float32")
     return case.with_(dtype="float32")
-
-
-def _wrongs(lab: Lab, case: Case) -> dict[str, tuple[Wrong, torch.Tensor | None]]:
-    """The outputs that are wrong, beginning with the one that failed, and where each was never written."""
-    answer = lab.attempt(case)
-    first = lab.wrong_of(answer)
-    if first is None or answer.probe is None:
-        return {}
-    others = (lab.wrong_of(answer, name) for name in answer.probe.got if name != first.name)
-    return {each.name: (each, answer.probe.unwritten.get(each.name)) for each in (first, *others) if each is not None}
-
-
-def _moved(wrong: Wrong, unwritten: torch.Tensor | None) -> str | None:
-    """In words, where the wrong elements come from; ``None`` where they are no elements of the right result."""
-    if not wrong.got.is_floating_point():
-        return None
-    mask = wrong.mask if unwritten is None else wrong.mask & ~unwritten
-    got, right = wrong.got.double(), wrong.right.double()
-    # What is nearly right is an element of its own place, and small ones are all alike.
-    largest = right.abs().nan_to_num(0, 0, 0).max()
-    mask = mask & torch.isfinite(got) & (got.abs() > _SMALL * largest) & ((got - right).abs() > _SMALL * largest)
-    values = right[torch.isfinite(right)]
-    if int(mask.sum()) < _FEWEST or len(set(values.tolist())) < 0.5 * right.numel():
-        return None
-    ordered = values.sort().values
-    taken = got[mask]
-    place = torch.searchsorted(ordered, taken)
-    near = torch.stack([ordered[(place - 1).clamp(min=0)], ordered[place.clamp(max=ordered.numel() - 1)]])
-    equal = ((near - taken).abs() <= _SAME * taken.abs()).any(0)
-    if float(equal.double().mean()) < _SHARE:
-        return None
-    first = [int(i) for i in mask.nonzero()[0]]
-    source = (right - got[tuple(first)]).abs().flatten().nan_to_num(torch.inf).argmin()
-    index = list(index_of(int(source), right.shape))
-    return (
-        f"{int(equal.sum())} of {len(taken)} wrong elements of {wrong.name} are right ones of other indices: "
-        f"{first} holds what belongs to {index}"
-    )
-
-
-def _whole_tiles_off(lab: Lab, wrongs: list[Wrong]) -> int:
-    """The block size whose multiples all wrong integers are off by; 0 where there is none."""
-    if sum(int(wrong.mask.sum()) for wrong in wrongs) < _FEWEST:
-        return 0
-    for block in lab.blocks:
-        if all(
-            not wrong.got.is_floating_point()
-            and wrong.got.dtype is not torch.bool
-            and bool(wrong.mask.any())
-            and bool(((wrong.got.long() - wrong.right.long())[wrong.mask] % block == 0).all())
-            for wrong in wrongs
-        ):
-            return block
-    return 0
 
 
 def misread(lab: Lab) -> Found | None:
@@ -155,7 +76,7 @@ def misread(lab: Lab) -> Found | None:
 
 
 def _any_place_does(lab: Lab, answers: list[Answer], reading: Reading) -> bool:
-    """Whether one index read again and again explains no more than another: equal shares do it, as of a mean."""
+    """Whether another index, read repeatedly, explains as much: equal shares do that, as in a mean."""
     first, last = " the first index ", " the last index "
     what = reading.what
     other = what.replace(first, last) if first in what else what.replace(last, first)
@@ -169,10 +90,7 @@ def _any_place_does(lab: Lab, answers: list[Answer], reading: Reading) -> bool:
 
 
 def _in_further_blocks(lab: Lab, case: Case, reading: Reading) -> bool:
-    """Whether the same reading explains the case where there are more blocks, as far as bounds admit them.
-
-    Of a single element past the first block much is the same by chance, of sorted numbers as of flags.
-    """
+    """Whether the reading explains longer cases too: past the first block, one element may agree by chance."""
     for times in (2, 3):
         longer = _longer(lab, case, lambda size, times=times: times * size if size > reading.again else size)  # type: ignore[misc]
         if longer.key() != case.key() and not _explains(lab, longer, reading):
@@ -181,7 +99,7 @@ def _in_further_blocks(lab: Lab, case: Case, reading: Reading) -> bool:
 
 
 def _longer(lab: Lab, case: Case, length: Callable[[int], int]) -> Case:
-    """The case with each dim of this length, where bounds admit it."""
+    """The case with each dim of this length, as far as bounds allow."""
     for dim, size in case.sizes.items():
         if isinstance(size, int):
             case = lab.resized({dim: length(size)}, case) or case
@@ -189,14 +107,14 @@ def _longer(lab: Lab, case: Case, length: Callable[[int], int]) -> Case:
 
 
 def _explains(lab: Lab, case: Case, reading: Reading) -> bool:
-    """Whether a case fails as this reading says. The place is named by its axis, whatever the size."""
+    """Whether this reading explains a failing case; it names the place by its axis, whatever the size."""
     answer = lab.attempt(case)
     same = _same_in(lab, answer, reading, reading.what)
     return answer.wrong and same is not None and _equals(lab, answer, same)
 
 
 def _same_in(lab: Lab, answer: Answer, reading: Reading, what: str) -> Reading | None:
-    """The reading of the same inputs, in these words, of another case."""
+    """The reading of the same inputs with this description, in another case."""
     if answer.probe is None:
         return None
     others = readings_of(lab, reading.names, answer.probe.logical[reading.names[0]])
@@ -228,12 +146,12 @@ def _equals(lab: Lab, answer: Answer, reading: Reading) -> bool:
         largest = float(t.abs().nan_to_num(0, 0, 0).max())
         return torch.allclose(got, t, precise, precise * largest, equal_nan=True)
 
-    # Where the right result is as close, closeness says nothing.
+    # If the right result is as close, closeness proves nothing.
     return close(tried) and not close(right)
 
 
 def mixed(lab: Lab) -> Found | None:
-    """Slices along a dim are right alone and wrong together, though the reference's do not know each other."""
+    """Slices along a dim are right alone and wrong together, though they are independent in the reference."""
     for case in failing(lab):
         for dim, size in ((name, n) for name, n in case.sizes.items() if isinstance(n, int) and n >= 2):
             edits_of = slices_of(lab, case, dim)
@@ -243,7 +161,7 @@ def mixed(lab: Lab) -> Found | None:
                 whole = lab.attempt(case.with_(seed=seed))
                 wrong = _wrong_along(lab, whole, size)
                 if wrong is None and lab.check != gradients.NAME:
-                    break  # no element is far off: it is all of them together that are
+                    break  # no element is far off: all of them together are
                 if wrong is None and not lab.plainly_wrong(case):
                     break
                 places = (0, 1, size - 1, *_worst_of_gradient(lab, whole, size)) if wrong is None else (0, *wrong[1])
@@ -251,7 +169,7 @@ def mixed(lab: Lab) -> Found | None:
                 alone = [(i, lab.attempt(case.with_(seed=seed), edit=edits_of([i]))) for i in tried]
                 if not all(one.right and independent(lab, whole, one, [i], size) for i, one in alone):
                     break
-                # An error of each slice by itself is within what is allowed of few elements, and not of many.
+                # An error of each slice by itself is within the allowed for few elements, and not for many.
                 if wrong is not None and not any(changed_by_others(wrong[0], one, [i], size) for i, one in alone):
                     break
             else:
@@ -264,7 +182,7 @@ def mixed(lab: Lab) -> Found | None:
 
 
 def _wrong_along(lab: Lab, answer: Answer, size: int) -> tuple[Wrong, tuple[int, int]] | None:
-    """The failing output, and the first and last index along its axis of this size where it is wrong."""
+    """The failing output, and the first and last wrong index along its axis of this size."""
     wrong = lab.wrong_of(answer) if lab.check != gradients.NAME else None
     axis = None if wrong is None else axis_of(wrong.mask, size)
     if wrong is None or axis is None:
@@ -274,7 +192,7 @@ def _wrong_along(lab: Lab, answer: Answer, size: int) -> tuple[Wrong, tuple[int,
 
 
 def _worst_of_gradient(lab: Lab, answer: Answer, size: int) -> list[int]:
-    """Where the gradient that fails is worst along its axis of this size: a value that is rare may be wrong alone."""
+    """The indices where the failing gradient is worst along its axis of this size: a rare value may be wrong alone."""
     found, name = answer.probe, lab.verdict.output
     pair = probing.gradient(found, name[1:]) if found is not None and name.startswith("d") else None
     axis = axis_of(pair[1], size) if pair is not None else None
@@ -285,7 +203,7 @@ def _worst_of_gradient(lab: Lab, answer: Answer, size: int) -> list[int]:
 
 
 def changed_by_others(wrong: Wrong, one: Answer, chosen: Sequence[int], size: int) -> bool:
-    """Whether the kernel's own result for these slices is another among the others, by half of its error or more."""
+    """Whether other slices change the kernel's result for these slices by half of its error or more."""
     got = one.probe.got.get(wrong.name) if one.probe is not None else None
     axis = axis_of(wrong.mask, size)
     assert axis is not None
@@ -302,7 +220,7 @@ def axis_of(t: torch.Tensor, size: int) -> int | None:
 
 
 def slices_of(lab: Lab, case: Case, dim: str) -> Callable[[Sequence[int]], Edit] | None:
-    """Edits that leave some slices of a dim; ``None`` where a slice does not stand for itself."""
+    """Edits that select some slices of a dim; ``None`` if slices are not independent."""
     answer = lab.attempt(case)
     one = case.with_(sizes={**case.sizes, dim: 1})
     try:
@@ -328,7 +246,7 @@ def slices_of(lab: Lab, case: Case, dim: str) -> Callable[[Sequence[int]], Edit]
 
 
 def independent(lab: Lab, whole: Answer, one: Answer, chosen: Sequence[int], size: int) -> bool:
-    """Whether the reference's slices by themselves are what they are among the others, and among far larger ones."""
+    """Whether the reference gives slices the same result alone, among the others, and among far larger ones."""
     together, single = _forward_of(lab, whole), _forward_of(lab, one)
     louder = _with_louder_others(whole, one, chosen, size)
     after = probing.right_of(lab.context, louder) if louder is not None else None
@@ -349,7 +267,7 @@ def independent(lab: Lab, whole: Answer, one: Answer, chosen: Sequence[int], siz
 
 
 def _with_louder_others(whole: Answer, one: Answer, chosen: Sequence[int], size: int) -> dict[str, Any] | None:
-    """The inputs with all but the chosen slices far larger: a maximum is the same without an element that is not it."""
+    """The inputs with all other slices far larger: a maximum does not change without an element that is not it."""
     if whole.probe is None or one.probe is None:
         return None
     louder = dict(whole.probe.logical)
@@ -369,14 +287,14 @@ def _with_louder_others(whole: Answer, one: Answer, chosen: Sequence[int], size:
 
 
 def _forward_of(lab: Lab, answer: Answer) -> Mapping[str, torch.Tensor] | None:
-    """The reference's results; gradients of slices that these keep apart are apart too."""
+    """The reference's results; slices that these separate have separate gradients too."""
     if answer.probe is None:
         return None
     return probing.right_of(lab.context, answer.probe.logical) if lab.check == gradients.NAME else answer.probe.expected
 
 
 def cached(lab: Lab) -> Found | None:
-    """In a size that was never met, the first call is right, and later ones give what some input held in the first."""
+    """At a new size, the first call is right, and later ones use some input's values from the first."""
     plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
     for least in ((14, 22, 6, 10), (15, 23, 10, 6)):
         case = lab.grown(plain, least)
@@ -388,7 +306,7 @@ def cached(lab: Lab) -> Found | None:
         if len(later) < _LATER:
             continue
         for name, old in first.probe.logical.items():
-            # Where one element stands for all, as the first length for all lengths, equal ones are right.
+            # If one element serves for all, as the first length for all lengths, equal ones are right.
             if not isinstance(old, torch.Tensor) or not _varies(old):
                 continue
             remaining = Reading((name,), "", lambda _, t=old: t)  # type: ignore[misc]

@@ -1,10 +1,10 @@
-"""Causes in numbers: NaN, zeros, and what leaves the range of a dtype."""
+"""Causes in numbers: NaN, and what leaves the range of a dtype."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,17 +14,15 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks import probe as probing
 from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.diagnosis_model import Found
-from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Lab, Wrong, ordinary
 from pytest_fusion.diagnosis.rules import extents
-from pytest_fusion.oracle.rounding import GRIDS
 
 _NON_FINITE = ("nan", "inf")
 # exp overflows float32 at 88.7, exp2 at 128, their float16 twins at 11 and 16; scores are scaled by as little as 1/30.
 _EXP_RANGE = (4.0, 4096.0)
-# By this a softmax of float32 sees nothing of a 0 beside its values, with scores scaled down tenfold too.
+# After this shift a 0 has no weight in a softmax of float32, also with scores scaled down tenfold.
 _SHIFT = 1000.0
-# References to ask are three for each, at a third of a millisecond.
+# Three references run for each, at a third of a millisecond.
 _MOST_ELEMENTS = 32
 _SEEDS = 4
 _MOST_DRAWN = 4
@@ -62,10 +60,7 @@ def special(lab: Lab) -> Found | None:
 
 
 def _wrong_otherwise_drawn(lab: Lab, plain: Case) -> Case | None:
-    """The case with another number or flag where that fails: a factor of 0 is the plainest one and hides most.
-
-    0 times NaN is NaN all the same, so that what lacks a product shows with special values even there.
-    """
+    """The case with another number or flag if that fails: a factor of 0 hides most bugs, though 0 times NaN is NaN."""
     for name, pool in lab.plan.pools.items():
         for value in pool[:_MOST_DRAWN]:
             if name in plain.drawn and repr(value) != repr(plain.drawn[name]):
@@ -77,7 +72,7 @@ def _wrong_otherwise_drawn(lab: Lab, plain: Case) -> Case | None:
 
 
 def _hidden(lab: Lab, names: list[str]) -> bool:
-    """Whether the reference gives the same whatever stands in place of the NaN and infinities."""
+    """Whether the reference's result does not depend on the NaN and infinities."""
     answers = [lab.attempt(lab.base), *(lab.attempt(lab.base, edit=edits.finite(names, value)) for value in (0.5, 7.0))]
     outputs = [answer.probe.expected for answer in answers if answer.probe is not None]
     return len(outputs) == len(answers) and all(
@@ -114,7 +109,7 @@ def overflow(lab: Lab) -> Found | None:
         if not _non_finite(wrong):
             lab.ruled_out.append(f"overflow: {evidence[0]}, yet not to infinity")
             return None
-        # What overflows in the lanes that pad a tile, or in elements that are masked out, has a maximum taken away.
+        # If the overflow is in lanes that pad a tile, or in masked elements, the kernel does subtract a maximum.
         far = (edits.shifted(free, -_SHIFT), edits.shifted(free, _SHIFT))
         found = extents.tail(lab, far) or _masked_out(lab, free)
         if found is not None:
@@ -127,8 +122,7 @@ def overflow(lab: Lab) -> Found | None:
 
 
 def _near_an_end(wrong: Wrong, limit: float) -> bool:
-    """Whether a dtype may end there: a float's no nearer to 0 than an exponential's; an integer that wraps is off by
-    more than 1, or clamped at an end of its own."""
+    """Whether a dtype may end there: a float at an exponential's limit or more; an integer wraps or clamps there."""
     if wrong.got.is_floating_point():
         return limit >= _EXP_RANGE[0]
     if wrong.got.dtype is torch.bool:
@@ -138,16 +132,16 @@ def _near_an_end(wrong: Wrong, limit: float) -> bool:
 
 
 def _masked_out(lab: Lab, names: list[str]) -> Found | None:
-    """Right once elements that the reference does not use, whatever they hold, are no larger than the others."""
+    """Right once elements that the reference never uses are no larger than the others."""
     found = lab.attempt(lab.base).probe
     if found is None or not 1 < sum(found.logical[name].numel() for name in names) <= _MOST_ELEMENTS:
         return None
     unused = _unused(lab, names, found.logical).values()
-    # Where nothing counts, as in a softmax over one element, nothing is masked.
+    # If nothing counts, as in a softmax over one element, nothing is masked.
     if not any(bool(mask.any()) for mask in unused) or all(bool(mask.all()) for mask in unused):
         return None
 
-    # The least of what counts wins no maximum, and 0 adds nothing.
+    # The least of the used elements wins no maximum, and 0 adds nothing.
     for what in ("the least of the others", "0"):
 
         def apply(logical: dict[str, Any], what: str = what) -> dict[str, Any]:
@@ -170,7 +164,7 @@ def _masked_out(lab: Lab, names: list[str]) -> Found | None:
 
 
 def _wrong_of_two(lab: Lab, names: list[str], edit: edits.Edit) -> bool:
-    """Whether it fails in spite of the edit with two of what there is one of: of one key a softmax uses no score."""
+    """Whether it fails in spite of the edit with two of a single element: over one key a softmax uses no score."""
     for dim in (dim for dim, size in lab.plain_sizes().items() if size == 1):
         case = lab.resized({dim: 2})
         found = lab.attempt(case).probe if case is not None else None
@@ -182,7 +176,7 @@ def _wrong_of_two(lab: Lab, names: list[str], edit: edits.Edit) -> bool:
 
 
 def _unused(lab: Lab, names: list[str], logical: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """By tensor, the elements that may hold anything finite without a change of the reference's results."""
+    """By tensor, the elements that may hold any finite number without changing the reference's results."""
     before = probing.right_of(lab.context, logical)
     masks = {}
     for name in names:
@@ -246,68 +240,3 @@ def _limit(lab: Lab, names: list[str], most: float) -> float:
 
 def is_coarse(case: Case) -> bool:
     return any(tensor.dtype in ("float16", "bfloat16") for tensor in case.tensors.values())
-
-
-# Of the largest element: no subnormal, nothing that an epsilon takes over, and in range of most values.
-_SMALL = 2.0**-6
-_TELLING = 2
-
-
-def zeros(lab: Lab) -> Found | None:
-    """Wrong wherever an input holds 0, for several seeds, and right with small numbers in place of zeros."""
-    for case in {each.key(): each for each in (lab.base, lab.grown())}.values():
-        # What fails without a 0, once, is no matter of zeros: of larger cases some may hold one beside what is wrong.
-        if not _holding(lab, case) and lab.attempt(case).wrong:
-            return None
-        cases = lab.telling(case)
-        holding = [_holding(lab, each) for each in cases]
-        names = [name for name in (holding[0] if holding else ()) if all(name in each for each in holding)]
-        if len(cases) < _TELLING or not names:
-            continue
-        if not all(lab.attempt(each, edit=edits.larger(names)).wrong for each in cases):
-            continue
-        made = _made(lab, cases[0])
-        for chosen in (*([name] for name in names), names):
-            text = " and ".join(chosen)
-            if _cured(lab, cases, edits.on(chosen, "0 for -0", lambda t: t + 0.0)):
-                return Found("zero-value", [f"right once each -0 of {text} is 0", *made])
-            if _cured(lab, cases, small_for_zeros(chosen)):
-                fact = f"right with small numbers in place of the zeros of {text}, wrong with all others larger"
-                return Found("zero-value", [fact, *made])
-        lab.ruled_out.append(f"zeros of {', '.join(names)}: wrong with small numbers in their places too")
-        return None
-    return None
-
-
-def small_for_zeros(names: Sequence[str]) -> Edit:
-    """A small positive number in place of each 0, of either sign."""
-
-    def function(t: torch.Tensor) -> torch.Tensor:
-        largest = float(t.abs().nan_to_num(0, 0, 0).max()) if t.numel() else 0.0
-        return torch.where(t == 0, _SMALL * (largest or 1.0), t)
-
-    return edits.on(names, "small numbers for zeros", function)
-
-
-def _holding(lab: Lab, case: Case) -> list[str]:
-    """The floating inputs, derived ones too, that hold a 0."""
-    found = lab.attempt(case).probe
-    return [
-        name
-        for name, t in (found.logical.items() if found is not None else ())
-        if isinstance(t, torch.Tensor) and t.dtype in GRIDS
-        if bool((t == 0).any())
-    ]
-
-
-def _cured(lab: Lab, cases: Sequence[Case], edit: Edit) -> bool:
-    return all(lab.attempt(case, edit=edit).right for case in cases)
-
-
-def _made(lab: Lab, case: Case) -> list[str]:
-    """What the kernel makes of zeros, where that is no number."""
-    wrong = lab.wrong_of(lab.attempt(case))
-    if wrong is None or not wrong.got.is_floating_point():
-        return []
-    lost = int((~torch.isfinite(wrong.got) & torch.isfinite(wrong.right) & wrong.mask).sum())
-    return [f"{wrong.name}: {lost} element(s) NaN or infinite where the right ones are finite"] if lost else []

@@ -1,4 +1,4 @@
-"""Causes in digits: a rounding too many, or sums kept in too few bits."""
+"""Causes in digits: a rounding too many, or sums in too few bits."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from pytest_fusion.diagnosis.rules.numerics import is_coarse, largest, lost_valu
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
-# What 16 bits round to is 2^-9 of the largest; a sum of many such roundings is still far from this.
+# 16 bits round by 2^-9 of the largest element; a sum of many roundings is still far below this.
 _SMALL_ERROR = 2.0**-5
-# Of rounding errors that add up, the sum grows with the length, by the fewest steps in a balanced tree: from 4 to 512
-# elements by the root of 9/2, less where a dim admits less. Of one rounding it does not grow at all.
+# A sum of rounding errors grows with the length, least in a balanced tree: from 4 to 512 elements by the root of 9/2,
+# less if a dim's bound is smaller. The error of one rounding does not grow.
 _GROWS, _GROWS_SHORT = 1.4, 1.2
 _SHORT, _LONG = 4, (512, 256, 128, 64, 40, 32, 24, 20)
 _SLICES, _FEW = 48, 16
@@ -37,23 +37,23 @@ _MOST_WORK = 1 << 16
 _SEEDS, _GROWTH_SEEDS = 4, 3
 # The root mean square of one rounding, in epsilons.
 _ONE_ROUNDING = 0.2
-# So many roundings have their mean square to a third.
+# So many roundings determine their mean square to a third.
 _SAMPLES = 36
-# What is off by more than this share of itself has cancelled, and its error tells nothing of how many were added up.
+# An element that is off by a larger share has cancelled; its error does not show how many terms it had.
 _CANCELLED = 0.5
-# Sizes of which one is no other dim's.
+# Sizes, one of which is no other dim's.
 _UNUSUAL = (13, 11, 14, 15, 17, 19, 21, 22, 23, 26)
-# An error that is this much like the one of values 3 % larger, in so many elements, is of no rounding:
-# those that all go one way, as in truncation, are alike by three quarters. Few must be the same.
+# An error that correlates so well with that of values 3 % larger, in so many elements, is not a rounding: roundings in
+# one direction, as in truncation, correlate by three quarters. With few elements they must be the same.
 _ALIKE, _SAME = 0.9, 0.999
 _FACTORS = (1.03, 1.01, 1.02, 1.025)
 _FEWEST_ERRORS, _ENOUGH_ERRORS = 3, 8
-# Another order changes a sum in few bits by about its own error, and one in float32 by less than a thousandth of that.
+# Another order changes a sum in few bits by about its own error, a float32 sum by less than a thousandth of that.
 _OTHER_ORDER = 0.2
 
 
 def rounding(lab: Lab) -> Found | None:
-    """Wrong in 16 bits, right for the same numbers as float32: a rounding too many, or sums kept too short."""
+    """Wrong in 16 bits, right for the same numbers as float32: a rounding too many, or sums in too few bits."""
     if not is_coarse(lab.base):
         return None
     seeds = lab.seeds(count=_SEEDS)
@@ -73,7 +73,7 @@ def rounding(lab: Lab) -> Found | None:
     if grown is None:
         return Found("cast-order", [*evidence, "no dim was found along which an error adds up"])
     fact = f"the error of a row is {grown.ratio:.2g} times as large at {grown.dim}={grown.long} as at {_SHORT}"
-    # Errors of single elements average out along a row, by the root of its length; one that a row shares does not.
+    # Independent errors average out along a row, by the root of its length; one that a row shares does not.
     thinned = (_SHORT / grown.long) ** 0.5
     if grown.adds_up:
         return Found("low-precision-accumulation", [*evidence, fact])
@@ -85,7 +85,7 @@ def rounding(lab: Lab) -> Found | None:
 
 @dataclass(frozen=True, slots=True)
 class _Growth:
-    """How the error grows with a dim, from a short one to ``long``; ``along``: the output has an axis of it."""
+    """The growth of the error with a dim, from a short one to ``long``; ``along``: the output has an axis of it."""
 
     dim: str
     long: int
@@ -98,14 +98,14 @@ class _Growth:
 
 
 def _growth(lab: Lab, summed_well: Collection[str]) -> _Growth | None:
-    """The dim along which the error grows most, beside many slices of all others, or of one where all thin it out."""
+    """The dim along which the error grows most, beside many slices of all others, or of one if all average it out."""
     names = list(lab.lengths())
     found = [grown for name in names if (grown := _growth_along(lab, name, [n for n in names if n != name]))]
     found = [
         grown for grown in found if not (stands_apart(lab, grown.dim) if grown.along else grown.dim in summed_well)
     ]
     for grown in list(found):
-        # Such as the rows of a table, of which more leave less to add up for each.
+        # For example, with more rows of a table each one has fewer terms to sum.
         if not grown.along and not any(each.adds_up for each in found):
             singles = (_growth_along(lab, grown.dim, [n]) for n in names if n != grown.dim and len(names) > 2)
             found += filter(None, singles)
@@ -113,10 +113,7 @@ def _growth(lab: Lab, summed_well: Collection[str]) -> _Growth | None:
 
 
 def stands_apart(lab: Lab, dim: str) -> bool:
-    """Whether no slice along a dim changes, in the reference, with the first or the last one: rows of a softmax.
-
-    Nothing adds up along it, whatever the errors of its slices do.
-    """
+    """Whether slices along a dim do not depend on the first or last one in the reference: nothing sums along it."""
     others = {count(size) for name, size in lab.base.sizes.items() if name != dim}
     size = next((n for n in _UNUSUAL if n not in others), _UNUSUAL[0])
     case = lab.resized({dim: size}, ordinary(lab.base, edits.free(lab.spec, lab.base)))
@@ -168,8 +165,7 @@ def _wide(lab: Lab, case: Case, name: str, length: int, beside: list[str], slice
 
 
 def _error(lab: Lab, case: Case | None, dim: str) -> tuple[float, bool] | None:
-    """The root mean square, over seeds, of the relative errors that rows share; whether the output has rows along
-    the dim."""
+    """The root mean square, over seeds, of the relative errors that rows share; whether the output has this dim."""
     if case is None:
         return None
     found = [
@@ -193,11 +189,11 @@ def _error_of(lab: Lab, answer: Answer, case: Case, dim: str) -> tuple[float, bo
     if axis is not None:
         relative = relative.sum(axis) / large.sum(axis).clamp(min=1)
     error = float(relative.square().mean().sqrt())
-    # The gradient of a softmax of equal upstream gradients is 0, and 1e-17 in float64: of that any rounding is 1e12.
+    # The gradient of a softmax with equal upstream gradients is 0, and 1e-17 in float64: any rounding is 1e12 of that.
     if error > _CANCELLED:
         return None
     if axis is None:
-        # What is exact where little is added up is rounded once, by an honest kernel too, where more is.
+        # An honest kernel too is exact for few terms, and rounds once for more.
         error = max(error, _ONE_ROUNDING * eps)
     return error, axis is not None, relative.numel()
 
@@ -205,10 +201,7 @@ def _error_of(lab: Lab, answer: Answer, case: Case, dim: str) -> tuple[float, bo
 def _pair(
     lab: Lab, answer: Answer, order: Sequence[int] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, float] | None:
-    """What the kernel gave and the exact value of the failing output, as float64, and the epsilon of its dtype.
-
-    ``order`` is that of the upstream gradients.
-    """
+    """The failing output and its exact value in float64, its dtype's epsilon; ``order`` is the upstream gradients'."""
     found = answer.probe
     if found is None or not found.got:
         return None
@@ -230,10 +223,7 @@ def _pair(
 
 
 def _summed_coarsely(lab: Lab) -> tuple[str | None, set[str]]:
-    """The dim along which another order of the elements changes the result by about its error, in two seeds.
-
-    Also those along which it does not, though the elements are summed up or stand for themselves.
-    """
+    """The dim along which another order changes the result by about its error, in two seeds; the well-summed dims."""
     case = ordinary(lab.base, edits.free(lab.spec, lab.base))
     names = list(lab.plain_sizes())
     well: set[str] = set()
@@ -252,7 +242,7 @@ def _summed_coarsely(lab: Lab) -> tuple[str | None, set[str]]:
 
 
 def _depends_on_order(lab: Lab, case: Case, dim: str) -> bool | None:
-    """``None`` where the exact result depends on the order, or nothing is wrong."""
+    """Whether the result depends on the order; ``None`` if the exact one does, or nothing is wrong."""
     size = case.sizes[dim]
     assert isinstance(size, int)
     order = sorted(range(size), key=lambda i: counter_random.mix(case.seed, "order", i))
@@ -322,7 +312,7 @@ def digits(lab: Lab) -> Found | None:
     cases = [case.with_(seed=seed) for case in (lab.base, larger) for seed in lab.seeds(case, _SEEDS)]
     exact = edits.whole(free)
     for name in names[len(free) :]:
-        # As far from 0 as the profile goes, by a power of two.
+        # As far from 0 as the profile allows, by a power of two.
         exact = edits.both(exact, edits.whole([name], math.floor(math.log2(reals[name] / 4))))
     if not all(_right_and_finite(lab.attempt(case, edit=exact)) for case in cases):
         lab.ruled_out.append("lost digits: small whole numbers are wrong too")
@@ -341,16 +331,16 @@ def digits(lab: Lab) -> Found | None:
 
 
 def _right_and_finite(answer: Answer) -> bool:
-    """Not as a logarithm of what is below 0 is right: values that a profile narrows may leave a formula's domain."""
+    """Whether results are right and finite; excludes agreement on NaN, as in the logarithm of a negative number."""
     outputs = answer.probe.expected.values() if answer.probe is not None else ()
     return answer.right and all(bool(torch.isfinite(t.double()).all()) for t in outputs if t.is_floating_point())
 
 
 def _stays(lab: Lab, names: list[str]) -> bool:
-    """Whether the error is nearly the same where all values are some percents larger.
+    """Whether the error is nearly the same if all values are some percents larger.
 
-    So is that of an epsilon, a bound or an element taken elsewhere; each rounding on the way is another one. Where one
-    row of two has most of the error, as below a variance, that is one number, which goes the same way every other time.
+    An epsilon, a bound or an element from elsewhere gives the same error; each rounding gives another. If one row of
+    two has most of the error, as below a variance, it is one number, whose sign agrees every other time.
     """
     return all(_stays_with(lab, edits.larger(names, times)) for times in _FACTORS)
 
@@ -375,7 +365,7 @@ def _stays_with(lab: Lab, larger: Edit) -> bool:
 
 
 def _next_to_right(lab: Lab, answer: Answer) -> bool:
-    """Whether no element is further off than one step of an output that has fewer bits than the float inputs."""
+    """Whether each element is within one step of an output that has fewer bits than the float inputs."""
     found = answer.probe
     wrong = lab.wrong_of(answer)
     if found is None or wrong is None:

@@ -1,4 +1,4 @@
-"""Causes in which element of an input reaches which element of the result, seen by changing single elements."""
+"""Causes in which input element reaches which result element, found by changing single elements."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
 from pytest_fusion.oracle.tolerance.output_verdict import index_of
 
-# References to ask are one for each element and change, at half a millisecond; runs of the kernel are far fewer.
+# One reference runs for each element and change, at half a millisecond, and far fewer runs of the kernel.
 _MOST_ELEMENTS = 40
 _MOST_SOURCES = 12
 _STRETCHED = 4
 _MOST_WRONG = 2
 _SEEDS, _AGREEING = 16, 2
-# For one of so many seeds a condition is met and a factor is not 0.
+# In one of so many seeds a condition holds and a factor is not 0.
 _STRUCTURAL = 10
-# A share of what a diagnosis may run, so that the rules after this one have their turn.
+# A share of a diagnosis's runs, so that later rules have some.
 _MOST_RUNS = 50
-# By so many times the largest element, up and down, a selection (of a maximum, of what is above 0) changes as well as
-# a sum does; the last change keeps an element's size.
+# Changes by so many times the largest element, up and down, change a selection (a maximum, values above 0) as well as a
+# sum; the last one preserves an element's size.
 _CHANGES = ((1.0, 3.0), (1.0, -3.0), (-0.5, 0.0))
-# What the kernel's element must change by, as a share of the larger of both values, to count as changed.
+# The least change of the kernel's element, as a share of the larger value, that counts.
 _CHANGED = 1e-2
 
 Place = tuple[str, int]
@@ -40,11 +40,11 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class _Changed:
-    """One of the ways to change elements of the inputs, each a tensor's name and a flat index."""
+    """One way to change elements of the inputs, each a tensor's name and a flat index."""
 
     way: int
     places: tuple[Place, ...]
-    # What an element becomes, by way, in tensors whose values are narrowed.
+    # An element's new value, by way, in tensors with narrowed values.
     spans: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
     def edit(self) -> Edit:
@@ -65,10 +65,9 @@ class _Changed:
 
 
 def elsewhere(lab: Lab) -> Found | None:
-    """Wrong elements change with elements of the inputs that the right ones do not know, and not with some they do.
+    """Wrong elements depend on input elements that the right ones do not use, and not on some that they do.
 
-    What a formula gets wrong changes with the same elements as the right result, what a mask leaves out or takes in
-    with fewer or with more.
+    A wrong formula depends on the same elements as the right one, a wrong mask on fewer or more.
     """
     fact, tried = _facts(lab, instead=True)
     if tried and len(fact) < _AGREEING:
@@ -79,9 +78,9 @@ def elsewhere(lab: Lab) -> Found | None:
 
 
 def beyond(lab: Lab) -> Found | None:
-    """Wrong elements change with elements of the inputs that no seed's right ones know, and with all that they should.
+    """Wrong elements depend on input elements that no seed's right ones use, and on all that they should.
 
-    Where a factor is 0 in one call another formula would change with what is multiplied by it, and not be misplaced.
+    Several seeds, because a factor of 0 hides in one call what another formula multiplies by it.
     """
     fact = _facts(lab, instead=False)[0]
     end = _one_past(lab) if len(fact) >= _AGREEING else None
@@ -89,16 +88,15 @@ def beyond(lab: Lab) -> Found | None:
 
 
 def _one_past(lab: Lab) -> str | None:
-    """In words, that what is known besides is right before or after all that should be, along one axis.
+    """That the extra elements are right before or after the proper ones along one axis, as text.
 
-    A window of a sliding attention that is one too wide does; what wraps around or goes on in the next row does not,
-    once a dim is so long that its other end is no neighbour.
+    So it is in a sliding window that is one too wide. In a long dim, wrapped or next-row elements are no neighbours.
     """
     plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
     for name, size in sorted(lab.plain_sizes().items(), key=lambda dim: -dim[1]):
         case = lab.resized({name: size + _STRETCHED}, plain)
         if case is not None:
-            # Of a dim that is not the window's own, two of what it slides along are neighbours at either end.
+            # Along a dim that is not the window's own, two elements are neighbours at either end.
             fact = [_beside(lab, case.with_(seed=seed)) for seed in lab.seeds(case, _AGREEING)]
             if all(fact):
                 return fact[0]
@@ -106,10 +104,7 @@ def _one_past(lab: Lab) -> str | None:
 
 
 def _beside(lab: Lab, case: Case) -> str | None:
-    """In words, the neighbours that a wrong element changes with, and with no others that it must not know.
-
-    Empty where it changes with others, and ``None`` where that cannot be told.
-    """
+    """The extra neighbours that change a wrong element, as text; empty if others do too, ``None`` if unknown."""
     answer, spans = lab.attempt(case), edits.ranged(lab.spec, lab.base)
     found, wrong = answer.probe, lab.wrong_of(answer)
     places = _places(lab, answer, spans)
@@ -130,7 +125,7 @@ def _beside(lab: Lab, case: Case) -> str | None:
         if not beside:
             continue
         tried = ""
-        # With two keys in place of one the query counts as well, which a softmax over one does not know.
+        # With two keys the query counts as well, which a softmax over one key does not use.
         rest = tuple(place for place in _akin(near, places) if not known[place][element] and place not in beside)
         if rest and any(value != before for value in _values(run, rest, wrong.name, element, spans)):
             continue
@@ -142,8 +137,7 @@ def _beside(lab: Lab, case: Case) -> str | None:
 
 
 def _next_to(near: list[Place], shapes: Mapping[str, tuple[int, ...]], axis: int, step: int) -> tuple[Place, ...]:
-    """The elements right after (``step`` 1) or before those in each line along an axis; none where the other end of
-    the axis is a neighbour as well."""
+    """The elements right after (``step`` 1) or before those in each line of an axis; none if both its ends adjoin."""
     beside: list[Place] = []
     for name, shape in shapes.items():
         if axis >= len(shape):
@@ -174,7 +168,7 @@ def _agreed(fact: list[str]) -> Found | None:
 
 
 def _facts(lab: Lab, *, instead: bool) -> tuple[list[str], bool]:
-    """Sentences on single elements, for as many seeds as must agree; and whether any could be tried."""
+    """Sentences on single elements, for as many seeds as must agree; and whether any was tried."""
     if lab.check == gradients.NAME:
         return [], False
     plain = ordinary(lab.base.contiguous(), edits.free(lab.spec, lab.base))
@@ -182,7 +176,7 @@ def _facts(lab: Lab, *, instead: bool) -> tuple[list[str], bool]:
     tried = False
     budget = lab.runs + _MOST_RUNS
     cases = [plain, lab.grown(plain, (2, 2, 2, 2)), _stretched(lab, plain)]
-    # Both neighbours of one of two are the same one.
+    # With two elements, both neighbours of one are the same element.
     cases += [] if instead else [lab.grown(plain, (3, 3, 3, 3))]
     for case in {each.key(): each for each in cases}.values():
         silent = 0
@@ -204,7 +198,7 @@ def _facts(lab: Lab, *, instead: bool) -> tuple[list[str], bool]:
 
 
 def _stretched(lab: Lab, case: Case) -> Case:
-    """The case longer along what is more than one already: a bound that is another dim's size needs that one small."""
+    """The case longer along sizes above 1: to be another dim's bound, a size must be small."""
     for name, size in case.sizes.items():
         if isinstance(size, int) and 1 < size < _STRETCHED:
             case = lab.resized({name: _STRETCHED}, case) or case
@@ -212,13 +206,12 @@ def _stretched(lab: Lab, case: Case) -> Case:
 
 
 def _elsewhere(lab: Lab, answer: Answer, run: Any, *, instead: bool) -> str | None:
-    """In words, which element reaches a wrong one in place of another, or besides all that should.
+    """Which element reaches a wrong one instead of another, or besides all proper ones, as text; empty if none does.
 
-    Empty where none does, and ``None`` where that could not be asked: of inputs with values of their own, or where no
-    element reaches some results and not others.
+    ``None`` if unknown: the inputs have values of their own, or each element reaches all results.
     """
     spans = edits.ranged(lab.spec, lab.base)
-    # Those whose values are narrowed too, but not at the price of those that are free.
+    # Tensors with narrowed values too, but not at the expense of free ones.
     text = _among(lab, answer, run, spans, instead=instead)
     return _among(lab, answer, run, {}, instead=instead) if text is None and spans else text
 
@@ -262,13 +255,13 @@ def _among(lab: Lab, answer: Answer, run: Any, spans: Mapping[str, tuple[float, 
 
 
 def _akin(near: Sequence[Place], places: Sequence[Place]) -> tuple[Place, ...]:
-    """The places in tensors with a known element: what else a wrong one of these brings in is innocent."""
+    """The places in tensors with a proper element: other tensors that a wrong one of these adds are not at fault."""
     names = {name for name, _ in near}
     return tuple(place for place in places if place[0] in names)
 
 
 def _places(lab: Lab, answer: Answer, spans: Mapping[str, tuple[float, ...]]) -> list[Place]:
-    """The elements of the inputs that may take other values; none where there are too many to try."""
+    """The elements of the inputs that may have other values; none if there are too many to try."""
     found = answer.probe
     if found is None:
         return []
@@ -285,7 +278,7 @@ def _reaching(
     spans: Mapping[str, tuple[float, ...]],
     before: float,
 ) -> Iterator[Place]:
-    """Those of these places that the kernel's element changes with."""
+    """The places that change the kernel's element."""
     return (p for p in far if any(_moved(before, v) for v in _values(run, (p,), output, element, spans)))
 
 
@@ -307,7 +300,7 @@ def _known_to_any(
 def _known_to(
     lab: Lab, logical: Mapping[str, Any], output: str, places: list[Place], spans: Mapping[str, tuple[float, ...]]
 ) -> dict[Place, torch.Tensor] | None:
-    """By place, which elements of the right result change with it, as a flat mask; ``None`` where that is not known."""
+    """By place, a flat mask of the elements of the right result that change with it; ``None`` if unknown."""
     before = probing.right_of(lab.context, logical)
     if before is None or output not in before:
         return None
@@ -333,7 +326,7 @@ def _worst(got: torch.Tensor, right: torch.Tensor, mask: torch.Tensor) -> list[i
 def _values(
     run: Any, places: tuple[Place, ...], output: str, element: int, spans: Mapping[str, tuple[float, ...]]
 ) -> Iterator[float]:
-    """The kernel's element under each change of these places, as far as those can be run."""
+    """The kernel's element under each change of these places that can be run."""
     for way in range(len(_CHANGES)):
         answer = run(_Changed(way, places, spans).edit())
         got = answer.probe.got.get(output) if answer.probe is not None else None

@@ -16,17 +16,17 @@ from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.experiments import Answer, Lab
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
-# A row that begins at a multiple of this many bytes suits every vector access of a GPU (at most 16 bytes) and any line.
+# Rows at multiples of so many bytes suit every vector access of a GPU (at most 16 bytes) and any cache line.
 _ALIGNED_BYTES = 128
 _INT32 = 2**31
 # 16 bytes of a 16-bit dtype.
 _VECTOR = 8
-# Whether a search or a comparison meets what is read from elsewhere is luck: of few elements one seed in eight tells.
+# A search or a comparison meets values from elsewhere by luck: with few elements in one of eight seeds.
 _SEEDS, _LUCKY_SEEDS = 4, 16
 
 
 def layout(lab: Lab) -> Found | None:
-    """Wrong as laid, right on contiguous copies of the same values, at these sizes and at larger ones."""
+    """Wrong in this layout, right on contiguous copies of the same values, at these sizes and at larger ones."""
     case = lab.base
     bent = [name for name, tensor in case.tensors.items() if not tensor.layout.plain and name not in case.absent]
     if not bent:
@@ -64,7 +64,7 @@ def layout(lab: Lab) -> Found | None:
     if _past_int32(lab, case):
         return Found("int32-overflow", ["an offset passes 2^31 elements, and a compact copy is right", *evidence])
     if offsets and bent_strides:
-        # Whichever of the two can be taken away without curing the failure is not its cause.
+        # If the failure stays without one of the two, that one is not its cause.
         without = lab.attempt(case, laid=_without_offsets(lab, case, bent))
         bent_strides = bent_strides if without.wrong else []
     if bent_strides:
@@ -73,13 +73,13 @@ def layout(lab: Lab) -> Found | None:
 
 
 def _rebase(lab: Lab, plain: Case) -> None:
-    """From now on without layouts, where the failure needs no values that repeat along an axis."""
+    """Make the contiguous case the base, if the failure does not need values that repeat along an axis."""
     if any(lab.attempt(plain.with_(seed=seed)).wrong for seed in lab.seeds(plain)):
         lab.base = plain
 
 
 def _wrong_when_larger(lab: Lab, plain: Case) -> Case | None:
-    """A larger contiguous case that fails: what fails there needs no layout, the small one only made it visible."""
+    """A larger contiguous case that fails without the layout, which only made the failure visible in a small one."""
     candidates = [lab.grown(plain), lab.grown(plain, (17, 19, 18, 21)), lab.grown(plain, (33, 9, 35))]
     for block in lab.blocks[:2]:
         candidates += [case for name in lab.plain_sizes() if (case := lab.resized({name: block + 1}, plain))]
@@ -109,7 +109,7 @@ def _strided(lab: Lab, case: Case, names: Iterable[str]) -> list[str]:
 
 
 def _without_offsets(lab: Lab, case: Case, names: Iterable[str]) -> Case:
-    """The same strides without what precedes the first element."""
+    """The same strides without a storage offset."""
     for name in names:
         old = case.tensors[name].layout
         before = geometry(_shape(lab, case, name), old).offset - old.offset
@@ -127,7 +127,7 @@ def _past_int32(lab: Lab, case: Case) -> bool:
 
 
 def _of_offset(lab: Lab, case: Case, names: list[str], evidence: list[str]) -> Found:
-    """An offset of whole cache lines: an address that is aligned, and still not the start of the storage."""
+    """Distinguish an address that is aligned, by whole cache lines, but not the storage's start."""
     aligned = case
     for name in names:
         items = _ALIGNED_BYTES // torch_dtype(case.tensors[name].dtype).itemsize
@@ -163,8 +163,7 @@ def _right_when_pitched(lab: Lab, case: Case, names: Iterable[str]) -> bool:
 
 
 def _pitched(lab: Lab, case: Case, names: Iterable[str]) -> Case | None:
-    """With rows that begin at multiples of whole cache lines, and with a gap between matrices where there was one;
-    ``None`` where a tensor has no rows."""
+    """The case with rows on whole cache lines and its gaps between matrices; ``None`` if a tensor has no rows."""
     for name in names:
         shape = _shape(lab, case, name)
         if len(shape) < 2:
@@ -181,7 +180,7 @@ def _pitched(lab: Lab, case: Case, names: Iterable[str]) -> Case | None:
 
 
 def _right_at_whole_vectors(lab: Lab, case: Case, names: list[str]) -> str | None:
-    """In words, that the strides are followed where rows hold whole vectors: what goes wrong is the rest of a row."""
+    """That the strides are right if rows hold whole vectors, as text: only the rest of a row is wrong."""
     dims = dict.fromkeys(
         dim
         for name in names
@@ -195,10 +194,10 @@ def _right_at_whole_vectors(lab: Lab, case: Case, names: list[str]) -> str | Non
     for dim in dims:
         whole = [lab.resized({dim: n}, larger) for n in (_VECTOR, 2 * _VECTOR)]
         rest = [lab.resized({dim: n}, larger) for n in (_VECTOR + 1, 2 * _VECTOR + 1)]
-        # Strides alone must be no less odd at whole vectors.
+        # The strides themselves must be as odd at whole vectors.
         if any(one is None or len(_strided(lab, one, names)) < len(names) for one in whole):
             continue
-        # A path that only aligned rows take may ignore their pitch; whole vectors with an odd one are right by another.
+        # A path for aligned rows only may ignore their pitch; whole vectors with an odd pitch take another path.
         whole += [one for each in whole if each is not None and (one := _pitched(lab, each, names)) is not None]
         if all(lab.mostly_wrong(one) for one in rest) and all(lab.always_right(one) for one in whole):
             return f"right as laid too at {dim}={_VECTOR} and {2 * _VECTOR}, wrong at {_VECTOR + 1}"
@@ -206,7 +205,7 @@ def _right_at_whole_vectors(lab: Lab, case: Case, names: list[str]) -> str | Non
 
 
 def _reads(lab: Lab, case: Case, *, from_start: bool) -> str | None:
-    """The input for which the result is the reference's, once its storage is read in another way."""
+    """The input whose storage, read in another way, gives the kernel's result in the reference."""
     for name, tensor in case.tensors.items():
         if tensor.layout.plain or name in case.absent:
             continue

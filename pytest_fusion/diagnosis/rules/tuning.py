@@ -1,4 +1,4 @@
-"""Rule about autotuned kernels: is it the first config, and not the kernel?"""
+"""Rule about autotuned kernels: whether the first config is wrong, and not the kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cause in which slice is taken: right once all slices are equal, which separates places from shares."""
+"""The cause of wrong slices: right once all slices are equal, which separates places from shares."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from pytest_fusion.diagnosis.rules.indices import failing
 from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
 _MOST_REPEATED, _MOST_NUMBERS = 8, 5
-# Less of the largest element is no change.
+# A smaller share of the largest element is no change.
 _CHANGED = 1e-3
-# Slices that the reference, and those that the kernel is asked about one by one.
+# The most slices for the reference, and for single runs of the kernel.
 _MOST_SLICES, _MOST_ALONE = 40, 6
 
 
 def indifferent(lab: Lab) -> Found | None:
-    """Far off, and right once all slices along an axis are equal: it is the choice of slices that is wrong."""
+    """Far off, and right once all slices along an axis are equal: the choice of slices is wrong."""
     for case in failing(lab):
         answer = lab.attempt(case)
         wrong = lab.wrong_of(answer)
         if wrong is None or answer.probe is None or not wrong.far_off:
             continue
         for what, places in _axes(lab, case, answer.probe.logical):
-            # What is right for a few slices chooses well; it is something that they add up to that goes wrong.
+            # If few slices are right, the choice is right, and the error accumulates over them.
             if what in case.sizes and not any(lab.mostly_wrong(lab.resized({what: n}, case)) for n in (2, 3)):
                 continue
             edit = edits.repeated(places)
@@ -56,10 +56,9 @@ def indifferent(lab: Lab) -> Found | None:
 
 
 def _any_is_as_good(lab: Lab, case: Case, logical: Mapping[str, Any], places: list[tuple[str, int]]) -> bool:
-    """Whether it is right to repeat any other slice too, a few where none of what is repeated are indices themselves.
+    """Whether repeating another slice is right too; only a few are tried if all repeated tensors are floating.
 
-    An index that a kernel treats wrongly by its value is gone where another one is repeated, and so are the negative
-    numbers of a maximum that begins with 0.
+    Repeating another index hides one with a wrongly treated value, or a maximum that begins with 0.
     """
     of_numbers = all(logical[name].is_floating_point() for name, _ in places)
     least = min(logical[name].shape[axis] for name, axis in places)
@@ -78,14 +77,14 @@ def _right_with(lab: Lab, case: Case, output: str, edit: Edit) -> torch.Tensor |
 
 
 def _takes_others(lab: Lab, case: Case, wrong: Wrong, what: str, places: list[tuple[str, int]]) -> bool | None:
-    """Whether slices of what the reference adds up have a part where they should have none, or that of another slice.
+    """Whether slices of a sum have a part where they should have none, or another slice's part.
 
-    Otherwise it is their shares that are wrong, which equal slices hide where they are one in all, as of a mean in
-    place of a weighted one. ``None`` where nothing is added up, or nothing is wrong of single slices.
+    Otherwise their shares are wrong, which equal slices hide if these add up to one, as a mean for a weighted one.
+    ``None`` if nothing is summed, or no single slice is wrong.
     """
     if lab.check == gradients.NAME or wrong.got.dtype not in (torch.float32, torch.float64):
         return None
-    # Of two shares each is what the other leaves.
+    # Of two shares each is the rest of the other.
     if case.sizes.get(what) == 2:
         case = next((more for n in (5, 4, 3) if (more := lab.resized({what: n}, case))), case)
     found = lab.attempt(case).probe
@@ -104,7 +103,7 @@ def _parts_of_others(
     found = lab.attempt(case).probe
     assert found is not None
     size = found.logical[place[0]].shape[place[1]]
-    # What is wrong with the others equal is so of this tensor's places, whatever shares those give it.
+    # An error with all others equal is in this tensor's places, whatever shares the others give them.
     equal = edits.repeated(others) if others and lab.mostly_wrong(case, edit=edits.repeated(others)) else None
     single = [edits.alone(*place, i) for i in range(size)]
     alone = [each if equal is None else edits.both(each, equal) for each in single]
@@ -128,7 +127,7 @@ def _parts_of_others(
 
 
 def _axes(lab: Lab, case: Case, logical: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, int]]]]:
-    """Axes to make indifferent: those of one dim at a time in all tensors, then single ones of what is computed."""
+    """Axes to make equal: one dim at a time in all tensors, then single axes of tensors."""
     for dim, size in case.sizes.items():
         if not isinstance(size, int) or size < 2:
             continue

@@ -1,1 +1,1 @@
-"""What a failure's message is made of: the text, where errors sit, the stack."""
+"""The parts of a failure's message: the text, where errors are, the stack."""

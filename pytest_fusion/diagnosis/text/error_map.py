@@ -1,4 +1,4 @@
-"""Where in the output the errors sit and how large they are: per axis, in words, and as cells of a picture."""
+"""Where errors are in the output and how large: per axis, as text, and as cells of a picture."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def cells(share: torch.Tensor, side: int = 48) -> list[list[float]]:
 
 
 def marked(name: str, mask: torch.Tensor) -> dict[str, Any]:
-    """As :func:`picture`, of elements that are wrong in their bits: nothing else is allowed of them."""
+    """As :func:`picture`, for elements with wrong bits, which have no tolerance."""
     share = torch.where(mask, torch.inf, 0.0)
     return {**_drawn(share), "caption": f"elements of {name} that differ"}
 
@@ -85,10 +85,9 @@ def picture(
 ) -> dict[str, Any]:
     """Where and how far off a failing output is, in JSON types (infinity apart).
 
-    ``evidence`` is the output's name, the tensor that the kernel returned, and the reference's lanes, or its tensor
-    where ``tolerance`` is fixed. To the keys of :func:`error_map` come ``cells`` (rows of the largest error over what
-    is allowed of one element, in each cell), ``scale`` (what the cells are), ``shape`` (rows and columns of the output
-    as a matrix: what one cell stands for) and ``caption``.
+    ``evidence``: the output's name, the kernel's tensor, and the reference's rounding runs, or its tensor for a fixed
+    ``tolerance``. Adds to :func:`error_map` ``cells`` (rows of the largest error in each cell over one element's
+    tolerance), ``scale`` (their unit), ``shape`` (rows and columns of the output as a matrix) and ``caption``.
     """
     name, candidate, right = evidence
     return {**_drawn(excess_by(candidate, right, tolerance)), "caption": f"errors of {name}"}

@@ -6,16 +6,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-# What the cells of an error map hold.
+# The unit of an error map's cells.
 SCALE = "error over allowed"
-# From "within what is allowed" to "nothing like it is allowed"; ASCII, since a CI log may know nothing else.
+# From within the allowed error to far beyond; ASCII, since a CI log may show nothing else.
 CHARACTERS = " .:-=+*#%@"
 TOP = len(CHARACTERS) - 1
 _ROWS, _COLUMNS = 16, 48
 
 
 def number(value: Any) -> float:
-    """A cell as JSON may have left it: ``"inf"`` is infinity, and so is what is no number at all."""
+    """A cell as JSON may have left it: ``"inf"`` is infinity, and so is anything that is no number."""
     try:
         found = float(value)
     except (TypeError, ValueError):
@@ -50,10 +50,7 @@ def _parts(size: int, count: int) -> list[range]:
 
 
 def drawing(found: Mapping[str, Any]) -> list[str]:
-    """An error map as lines of at most 48 characters between bars, and its legend; empty where it says nothing.
-
-    It says nothing of one element, and where every cell is of one level.
-    """
+    """An error map as lines of at most 48 characters and a legend; empty if all cells have one level."""
     if found.get("scale") != SCALE:
         return []
     every = [[number(value) for value in row] for row in found.get("cells") or ()]

@@ -1,4 +1,4 @@
-"""The text of a failure: what differs and by how much, the smallest case, where the errors sit, how to see it again."""
+"""The text of a failure: what differs and by how much, the smallest case, where the errors are, how to run it again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _tensor_line(name: str, entry: dict[str, Any], absent: bool, held: str | Non
 
 
 def _why(diagnosis: Diagnosis) -> list[str]:
-    """The cause with what speaks for it; what was ruled out is shown only without a cause."""
+    """The cause and its evidence; what was ruled out is shown only without a cause."""
     unexplained = diagnosis.cause == "unexplained"
     meaning = "no experiment found a cause" if unexplained and not diagnosis.ruled_out else meaning_of(diagnosis.cause)
     lines = [f"  likely cause: {diagnosis.cause} ({meaning})"]
@@ -46,14 +46,14 @@ def _why(diagnosis: Diagnosis) -> list[str]:
 
 
 def place(found: Mapping[str, Any] | None) -> list[str]:
-    """Where the wrong elements are, in a sentence and a picture; nothing of a single element."""
+    """Where the wrong elements are, in a sentence and a picture; empty for a single element."""
     if found is None or found["total"] == 1:
         return []
     return [f"where: {found['where']}", *(f"  {line}" for line in drawing(found))]
 
 
 def larger_case(case: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
-    """A second case beside a smallest one that is too small to show where it goes wrong."""
+    """A second case, beside a smallest one that is too small to show where it is wrong."""
     integers = {name: words for name, words in case.get("held", {}).items() if "." not in words}
     shown = [f"{name}: {words}" for name, words in {**integers, **case.get("derived", {})}.items()]
     return [f"a larger case: {_titled(case)}", *(f"  {line}" for line in [*place(found), *shown])]
@@ -108,7 +108,7 @@ def compose(
     trace: str = "",
     found_after: str = "",
 ) -> str:
-    """The failure as a person reads it; lines that have nothing to say are left out."""
+    """The failure as a person reads it, without empty lines."""
     lines = [f"{name}: {verdict.check} failed", f"  {verdict.reason}", *(f"  {line}" for line in where)]
     if case is not None:
         title = "called with:" if case.get("given") else f"smallest case: {_titled(case)}"

@@ -1,4 +1,4 @@
-"""Where a kernel died, from what its process wrote last: the user's frames, innermost first."""
+"""Where a kernel died, from the last output of its process: the user's frames, innermost first."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ _MOST_LINES = 14
 
 
 def last_words(stderr_tail: str) -> str:
-    """The reason that Python's fault handler gives and the frames inside the fused call that are not a library's.
-
-    Without such a stack, the last lines of ``stderr_tail``.
-    """
+    """The fault handler's reason and the user's frames inside the fused call; without a stack, the last lines."""
     frames = list(_FRAME.finditer(stderr_tail))
     if not frames:
         return "\n".join(stderr_tail.rstrip().splitlines()[-_MOST_LINES:])

@@ -1,1 +1,1 @@
-"""The only importer of Triton's private names: where its interpreter is corrected and its launches are taken over."""
+"""The only importer of Triton's private names: corrects its interpreter and takes over its launches."""

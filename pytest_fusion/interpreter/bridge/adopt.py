@@ -9,23 +9,22 @@ from typing import Any
 
 from pytest_fusion.interpreter.bridge.hook import install
 
-# What `triton.jit` passes to the interpreted function besides the function, as attributes of the compiled one.
+# `triton.jit` passes these to the interpreted function; the compiled one has them as attributes.
 _OPTIONS = ("version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "launch_metadata")
 
 
 def adopt() -> None:
     """Turn every kernel of this process into what ``triton.jit`` makes with ``TRITON_INTERPRET=1``, and hide all GPUs.
 
-    For a forked child that has not started CUDA and computes nothing else. Objects stay the same, so that whatever
-    refers to them (an autotuner, a module's globals) launches interpreted kernels from now on. Raises
-    ``UnsupportedTritonError`` where the installed Triton cannot be interpreted.
+    For a forked child that has not started CUDA and computes nothing else. Objects stay the same, for all that refer to
+    them (autotuners, globals). Raises ``UnsupportedTritonError`` if the installed Triton cannot be interpreted.
     """
     os.environ["TRITON_INTERPRET"] = "1"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     install()
     compiled: Any = importlib.import_module("triton.runtime.jit").JITFunction
     interpreted: Any = importlib.import_module("triton.runtime.interpreter").InterpretedFunction
-    # An object can change to a subclass of its class only: the two classes have different layouts.
+    # An object's class can change to a subclass only: the two classes have different layouts.
     own = {name: value for name, value in vars(interpreted).items() if name not in ("__dict__", "__weakref__")}
     adopted: Any = type("AdoptedFunction", (compiled, interpreted), own)
     gc.unfreeze()  # objects frozen before the fork are not listed

@@ -1,7 +1,4 @@
-"""Facts about torch's operators: what one writes, makes, copies, draws or only looks at, and which kernels it has.
-
-It stands beside ``dispatch``, below all that watches operators, because the interpreter notes fresh memory by them too.
-"""
+"""Facts about torch's operators, below all that observes operators: what each writes, makes, copies, draws or views."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ from torch import Tensor
 
 from pytest_fusion.case.containers import tensors_of
 
-# Kernels of torch's own are not on trial: what they allocate inside stays theirs.
+# torch's own kernels are not under test: memory that they allocate inside is not watched.
 TORCH_NAMESPACES: Final = frozenset({"aten", "prim", "prims", "inductor", "profiler", "higher_order"})
 
-# Memory whose content is undefined. torch.Tensor(n) and Tensor.new(n) arrive as aten.empty too.
+# Memory with undefined content. torch.Tensor(n) and Tensor.new(n) arrive as aten.empty too.
 _EMPTY: Final = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split())
-# Another look at a tensor, whatever the schema says; ``contiguous`` only where there is nothing to do.
+# Views, whatever the schema says; ``contiguous`` only if it copies nothing.
 _LOOKS: Final = frozenset("_unsafe_view _reshape_alias lift lift_fresh alias detach contiguous".split())
-# A copy of the first tensor, or of the second into the first (``copy_``), without other arithmetic than a cast.
+# Copies of the first tensor, or of the second into the first (``copy_``), with no arithmetic but a cast.
 _COPIES: Final = frozenset(
     "copy_ clone _to_copy copy lift_fresh_copy expand_copy view_copy permute_copy t_copy transpose_copy squeeze_copy "
     "unsqueeze_copy select_copy slice_copy diagonal_copy as_strided_copy detach_copy alias_copy unfold_copy "
@@ -34,9 +31,9 @@ _COPIES: Final = frozenset(
 class Schema:
     """An operator by its ``name``, without namespace and overload.
 
-    ``writes``: position and name of each argument that is written. ``view``: the results are the arguments' memory.
-    ``makes``: the result is one tensor that is no argument's, by the schema. ``empty``: it is memory without values.
-    ``copies``: the result is a copy. ``draws``: it may draw random numbers.
+    ``writes``: position and name of each written argument. ``view``: the results share the arguments' memory.
+    ``makes``: the schema says that the result is one new tensor. ``empty``: its memory has no values. ``copies``: it is
+    a copy. ``draws``: the operator may draw random numbers.
     """
 
     namespace: str
@@ -78,11 +75,11 @@ def written_by(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> lis
 
 
 def shares_memory(tensor: Tensor, others: Iterable[Tensor]) -> bool:
-    """Whether it is in the memory of one of these: dropout in evaluation returns its argument, against its schema."""
+    """Whether it shares memory with one of these: dropout in evaluation returns its argument, against its schema."""
     try:
         if tensor.device.type == "meta":  # no addresses: all would be 0
             return any(other.untyped_storage()._cdata == tensor.untyped_storage()._cdata for other in others)
-        # Not even the first address is looked up without others: a fake tensor warns that it has none.
+        # Without others no address is read: a fake tensor warns that it has none.
         return any(other.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr() for other in others)
     except (RuntimeError, NotImplementedError):  # a tensor without storage: sparse, fake, wrapped
         return any(tensor is other for other in others)
@@ -94,15 +91,12 @@ def has_kernel(func: Any, key: str) -> bool:
 
 
 def one_by_one(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """What an ``aten::_foreach_*`` does, as the operators on single tensors that it stands for."""
+    """An ``aten::_foreach_*`` as operators on single tensors."""
     return func._op_dk(torch._C.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
 
 def kernel_key(func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The dispatch keys under which ``func`` has a kernel for its arguments, or ``None`` to leave it to torch.
-
-    Left alone are calls that another mode or a tensor subclass wants to see, and those without one clear device.
-    """
+    """The dispatch keys of ``func``'s kernel for its arguments; ``None`` for modes, subclasses and mixed devices."""
     if torch._C._len_torch_dispatch_stack() or any(kind is not Tensor for kind in types):
         return None
     devices = {t.device.type if t.layout is torch.strided else "other" for t in tensors_of((args, kwargs))}

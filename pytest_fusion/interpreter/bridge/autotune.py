@@ -1,8 +1,7 @@
 """``@triton.autotune`` without a device to time on: chooses the first config that survives pruning.
 
-Only the measurement is left out. Pruning, the key, the cache and the hooks stay Triton's own code: after choosing, the
-tensors of ``reset_to_zero`` are cleared and those of ``restore_value`` untouched, as after a benchmark on a GPU.
-``run.autotuned.forced`` launches another config.
+Only the measurement is replaced. After it, as after a benchmark on a GPU, Triton's code clears the tensors of
+``reset_to_zero`` and leaves those of ``restore_value``. ``run.autotuned.launched`` launches another config.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Puts the corrected arithmetic into Triton's ``InterpreterBuilder``: glue between handles and plain arrays.
+"""Puts the corrected arithmetic into Triton's ``InterpreterBuilder``: converts between handles and plain arrays.
 
-Arrays have the program axis first (``batch``); operands of an operation differ in rank only where one is a scalar.
+Arrays have the program axis first (``batch``); operands differ in rank only if one is a scalar.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _BINARY: dict[str, Callable[[Array, Array], Array]] = {
 # Bits of a float32 factor that tl.dot uses: one or two pieces of tf32, two of bfloat16. Three of bfloat16 are all bits.
 _MANTISSA_BITS = {"TF32": 10, "TF32x3": 21, "BF16x3": 15}
 
-# Programmatic dependent launch: a grid waits for the one before it. Here that one has always ended.
+# Programmatic dependent launch: a grid waits for the one before it, which here has always ended.
 _ORDER_OF_GRIDS = frozenset({"griddepcontrol.wait", "griddepcontrol.launch_dependents"})
 
 # Operations that wrap or clamp indices, and how many of their operands are indices.
@@ -128,7 +128,7 @@ def patch(interpreter: Any) -> None:
 
 
 def _patch_programs(builder: Any, handle: Any, tl: Any) -> None:
-    """Replace program ids and what programs report: prints, asserts, barriers."""
+    """Replace program ids, prints, asserts and barriers."""
 
     def program_id(self: Any, axis: int) -> Any:
         return handle(batch.current.programs[axis].astype(np.int32), tl.int32)

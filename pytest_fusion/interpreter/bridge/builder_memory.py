@@ -39,10 +39,9 @@ def _array(mask: Any) -> Array | None:
 
 
 def loader(handle: Any) -> Callable[..., Any]:
-    """A function that loads (``transfers.load``) and returns a handle of the type given first.
+    """A function that loads (``transfers.load``) and returns a handle of the given type.
 
-    A compiler drops a load whose value is never used, so its findings are reported when the value is used. A load for
-    the next iteration of a loop is no such case: the last iteration performs it too.
+    Findings wait for a use of the value, as compilers drop unused loads, but not those for a loop's next iteration.
     """
 
     class Suspect(handle):  # type: ignore[misc]
@@ -99,7 +98,7 @@ def _patch_pointers(interpreter: Any) -> None:
         # One byte holds an int1, whose width is one bit.
         size = max(1, ptr.get_element_ty().primitive_bitwidth // 8)
         pointers, offsets = aligned(ptr.data, offset.data)
-        # A view where that is possible: 64-bit offsets only change their signedness.
+        # A view where possible: 64-bit offsets only change their signedness.
         steps = offsets.view(np.uint64) if offsets.dtype == np.int64 else offsets.astype(np.uint64)
         return handle(pointers + (steps if size == 1 else steps * np.uint64(size)), ptr.dtype, ptr.attr)
 
@@ -133,8 +132,8 @@ def _patch_blocks(interpreter: Any) -> None:
     def padded(dtype: np.dtype[Any], nan: Array) -> Array:
         """The value outside of a block's bounds: NaN in the programs where ``nan`` holds, else zero.
 
-        Without padding the value is undefined; NVIDIA's code generator uses zero today. It is not poisoned because
-        whole libraries (flash-linear-attention) rely on it when they multiply.
+        Undefined without padding, but not poisoned: NVIDIA's code uses zero today, and flash-linear-attention relies on
+        it.
         """
         zero = np.zeros(1, dtype)
         return np.where(nan, np.full(1, poison(dtype), dtype), zero) if is_float(dtype) and nan.any() else zero

@@ -1,7 +1,6 @@
-"""The private names of Triton that the interpreter uses, with the parameters that they must have.
+"""The private names of Triton that the interpreter uses, with their required parameters.
 
-Triton guarantees none of them, so they are checked before anything is replaced: a missing name means a release with an
-unknown interpreter, whose results could be wrong.
+Triton guarantees none, so they are checked before any is replaced: an unknown interpreter could give wrong results.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ TESTED = ("3.6.0", "3.7.1", "3.9.0")
 
 _CACHE_BEFORE_38 = ("cache_modifier", "eviction_policy")
 
-# Dotted name below triton.runtime.interpreter -> the parameter lists known (self left out); None: it must exist.
+# Dotted name below triton.runtime.interpreter -> its known parameter lists without self; None: it must exist.
 _INTERPRETER: dict[str, tuple[tuple[str, ...], ...] | None] = {
     "TensorHandle": (("data", "dtype", "attr"),),
     **dict.fromkeys(("InterpreterOptions", "InterpreterError", "TritonSemantic.load", "TritonSemantic.dot_scaled")),

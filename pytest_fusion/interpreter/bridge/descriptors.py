@@ -82,10 +82,7 @@ def _require(met: Array, condition: str) -> None:
 
 @dataclass(slots=True)
 class Descriptor(Blocks):
-    """``tl.make_tensor_descriptor``, or a host ``TensorDescriptor``.
-
-    ``nan``: whether elements outside of the shape read as NaN, bool (programs or 1,); ``round_f32_to_tf32`` likewise.
-    """
+    """``tl.make_tensor_descriptor`` or a host ``TensorDescriptor``; ``nan`` (programs or 1,): NaN outside the shape."""
 
     nan: Array
     round_f32_to_tf32: bool | Array = False
@@ -106,8 +103,8 @@ class Descriptor(Blocks):
     def block(self, indices: Sequence[Any]) -> tuple[Array, Array]:
         """Addresses and mask of the block at ``indices`` (handles of scalars).
 
-        Raises ``AssertionError`` if it does not begin at a multiple of 16 bytes: a store at column 3 of bfloat16 was
-        an illegal instruction on an H200.
+        Raises ``AssertionError`` unless it begins at a multiple of 16 bytes: a store at column 3 of bfloat16 was an
+        illegal instruction on an H200.
         """
         offsets = [_scalar(i) for i in indices]
         start = batch.current.of_active(offsets[-1] * self.dtype.itemsize)

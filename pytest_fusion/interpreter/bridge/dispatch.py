@@ -24,7 +24,7 @@ class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class OperatorMode(DispatchMode):
-    """A mode whose ``on_operator`` runs each operator; what is dispatched besides (``torch.cond``) passes through."""
+    """A mode whose ``on_operator`` runs each operator; higher-order dispatch (``torch.cond``) passes through."""
 
     supports_higher_order_operators = True
 

@@ -25,8 +25,7 @@ TOO_EARLY = (
 def enable() -> None:
     """Interpret every Triton kernel of this process. Call before user modules are imported.
 
-    Triton reads the switch while it is imported: if that happened already without it, ``problem()`` says so and nothing
-    else is changed.
+    Triton reads the switch during its import: after an import without it, this only sets ``problem()``.
     """
     os.environ["TRITON_INTERPRET"] = "1"
     _after_import("torch", _patch_torch)
@@ -39,10 +38,7 @@ def enable() -> None:
 
 
 def install() -> None:
-    """Check and correct the imported Triton; a second call does nothing.
-
-    Raises ``UnsupportedTritonError`` for a release whose private names differ from the known ones.
-    """
+    """Check and correct the imported Triton, once; raises ``UnsupportedTritonError`` if its names are unknown."""
     if STATE.installed:
         return
     triton = importlib.import_module("triton")
@@ -70,7 +66,7 @@ def install() -> None:
 
 
 def _install_or_refuse() -> None:
-    """``install()``; if that fails, every launch raises the reason instead of computing something."""
+    """``install()``; if that fails, every launch raises the reason."""
     try:
         install()
     except FusionError as error:
@@ -94,7 +90,7 @@ def _patch_torch(torch: ModuleType) -> None:
 
 
 def _imported(name: str) -> bool:
-    """Whether the import of ``name`` has finished; torch imports Triton in the middle of some of its own modules."""
+    """Whether the import of ``name`` has finished; torch imports Triton while it imports some of its own modules."""
     module = sys.modules.get(name)
     return module is not None and not getattr(module.__spec__, "_initializing", False)
 
@@ -111,7 +107,7 @@ def _after_import(name: str, action: Callable[[ModuleType], None]) -> None:
 
 
 class _AfterImport(importlib.abc.MetaPathFinder):
-    """A finder that finds nothing itself: it adds the action to the loader that another finder has for ``name``."""
+    """A finder that adds the action to the loader that another finder has for ``name``."""
 
     def __init__(self, name: str, action: Callable[[ModuleType], None]) -> None:
         self.name = name

@@ -1,7 +1,4 @@
-"""Whether Triton's interpreter is switched on and corrected in this process, and what it computed unlike a GPU.
-
-A module that imports next to nothing of the package: what `hook` installs reads it too.
-"""
+"""Whether Triton's interpreter is on and corrected here, and how it differs from a GPU; imports almost nothing."""
 
 from __future__ import annotations
 
@@ -43,26 +40,26 @@ def installed() -> bool:
 
 
 def note(text: str) -> None:
-    """Record that something was computed otherwise than a GPU computes it."""
+    """Record a difference from a GPU's computation."""
     _notes[text] = _notes.get(text, 0) + 1
 
 
 def notes() -> tuple[str, ...]:
-    """What was computed otherwise than on a GPU since the process began, in the order of its first time."""
+    """The differences from a GPU since the process began, in the order of their first occurrence."""
     return tuple(_notes)
 
 
 def counted_notes() -> dict[str, int]:
-    """How often each note was recorded; the difference of two calls belongs to what ran between them."""
+    """How often each note was recorded; the difference of two calls belongs to the code between them."""
     return dict(_notes)
 
 
 def products_into(sites: dict[Any, None]) -> AbstractContextManager[object]:
-    """Collect the lines of products whose float32 factors a GPU rounds to TF32, and loses digits by it."""
+    """Collect the lines of products whose float32 factors lose digits when a GPU rounds them to TF32."""
     return listed(_rounded, sites)
 
 
 def product_rounded(site: Any, *, loses: Callable[[], bool]) -> None:
-    """Report a product at a line; whether it ``loses`` digits is computed until it did once."""
+    """Report a product at a line; computes ``loses`` (digits) until it is true once."""
     if _rounded and site not in _rounded[-1] and loses():
         _rounded[-1][site] = None

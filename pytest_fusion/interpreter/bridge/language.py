@@ -1,12 +1,11 @@
-"""Make ``triton.language`` interpreted once for the process instead of anew for every launch.
+"""Makes ``triton.language`` interpreted once for the process, after ``import triton`` and before user modules.
 
-Upstream replaces some 150 functions before each launch and puts them back after it, 1-3 ms a launch, and again at every
-call of a device function. In interpreter mode nothing else ever calls them, so they stay replaced; names imported from
-``triton.language`` directly work for the same reason. Must run after ``import triton`` and before user modules.
+Upstream replaces some 150 functions before each launch and restores them after it, 1-3 ms a launch, and again at every
+call of a device function. In interpreter mode only kernels call them, so they stay replaced, which also makes names
+imported from ``triton.language`` work.
 
-Shortcuts through Triton's semantic layer have the same results: checking and promoting the operands of an operation
-took three quarters of a small launch. Operands of one type, numbers that fit it, and a scalar with a block get their
-result directly; everything else goes through Triton's own code.
+Checking and promoting operands took three quarters of a small launch. So shortcuts give the same results directly for
+operands of one type, numbers that fit it, and a scalar with a block; the rest uses Triton's own code.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from pytest_fusion.interpreter.control.batch import broadcast
 from pytest_fusion.interpreter.control.runtime import KernelRuntime
 from pytest_fusion.interpreter.memory import hints
 
-# Types that promotion leaves alone when both operands, or a tensor and a number, have them.
+# Types that promotion does not change if both operands, or a tensor and a number, have them.
 _FLOATS = frozenset({"fp32"})
 _INTEGERS = frozenset({"int32", "int64"})
 _STEADY = _FLOATS | _INTEGERS
@@ -158,7 +157,7 @@ def _quick_broadcast(interpreter: Any, block_types: dict[Any, Any]) -> Callable[
 
 
 def _common(left: Any, right: Any) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...] | None]:
-    """Both shapes as numbers, and the shape that they broadcast to, ``None`` where they do not."""
+    """Both shapes as numbers, and the shape that they broadcast to; ``None`` if they do not."""
     a, b = (tuple(int(getattr(n, "value", n)) for n in shape) for shape in (left, right))
     fits = len(a) == len(b) and all(m == n or 1 in (m, n) for m, n in zip(a, b, strict=True))
     return a, b, tuple(n if m == 1 else m for m, n in zip(a, b, strict=True)) if fits else None
@@ -190,7 +189,7 @@ def patch(interpreter: Any, runtime: KernelRuntime) -> None:
     for language in (tl, core):
         interpreter._patch_lang_core(language, scope)
     core.dtype.to_ir = lambda self, builder: self
-    # Compiled, a dtype that is given to a device function arrives as a constexpr, which has a `.value`.
+    # Compiled, a dtype that is passed to a device function is a constexpr, which has a `.value`.
     core.dtype.value = property(lambda self: self)
     _patch_tensor(core.tensor, interpreter.TensorHandle, core.block_type)
     _remember_shapes(core)
@@ -208,8 +207,8 @@ def patch(interpreter: Any, runtime: KernelRuntime) -> None:
         language.max_contiguous = partial(hints.max_contiguous, core.tensor)
         language.max_constancy = partial(hints.max_constancy, core.tensor)
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
-    # Overflow checks cost three more operations for each integer one and end in an assertion that is off anyway,
-    # except in a kernel with debug=True, for which ``launcher`` turns them on.
+    # Overflow checks cost three more operations for each integer one and end in an assertion that is off anyway, except
+    # in a kernel with debug=True, for which ``launcher`` turns them on.
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
 
 
@@ -231,11 +230,11 @@ def _bind_builtins(tl: Any, core: Any, semantic: Any) -> None:
     for owner in (tl, core, tl.math, *classes, tl.extra.cuda, cuda_libdevice):
         bind(owner)
     for name, member in list(vars(core.tensor).items()):
-        # `x.exp()` and its like are registered before they are marked as builtins; compiled code takes them so.
+        # `x.exp()` and the like are registered before they are marked as builtins; compiled code accepts them.
         if inspect.isfunction(member) and "_semantic" in inspect.signature(inspect.unwrap(member)).parameters:
             setattr(core.tensor, name, _with_semantic(member, semantic))
     for name, member in list(vars(libdevice).items()):
-        # The portable module holds bodies of `...`, which the compiler swaps for the target's functions.
+        # The portable module has bodies of `...`, which the compiler replaces by the target's functions.
         if inspect.isfunction(member) and hasattr(cuda_libdevice, name):
             setattr(libdevice, name, getattr(cuda_libdevice, name))
 
@@ -253,7 +252,7 @@ def _with_semantic(member: Callable[..., Any], semantic: Any) -> Callable[..., A
 
 
 def _made_of(to_tensor: Callable[..., Any]) -> Callable[..., Any]:
-    """``to_tensor`` that also accepts the constant which an integer argument of 1 is (``launcher``)."""
+    """``to_tensor`` that also accepts the constant for an integer argument of 1 (``launcher``)."""
 
     @functools.wraps(to_tensor)
     def made(x: Any, *args: Any, **kwargs: Any) -> Any:
@@ -268,10 +267,7 @@ def _patch_tensor(tensor: Any, handle: Any, block_type: Any) -> None:
         return int(batch.agreed(self.handle.data, "a number that Python needs"))
 
     def truth(self: Any) -> bool:
-        """The truth of a tensor in Triton's own code ("if other and other.type.is_block()"); kernels use ``branch``.
-
-        Compiled, every tensor is true; upstream's interpreter takes a scalar's value.
-        """
+        """The truth of a tensor in Triton's own code: compiled, all are true; interpreted, a scalar's value counts."""
         data: Array = self.handle.data
         return bool(data.reshape(-1)[0]) if data.size == 1 else True
 
@@ -299,7 +295,7 @@ def _remember_shapes(core: Any) -> None:
     upstream_block, upstream_tensor = core.block_type.__init__, core.tensor.__init__
     blocks: dict[Any, dict[str, Any]] = {}
     shapes: dict[Any, tuple[Any, Any]] = {}
-    # Each element type's block type has one shape object, and its id is looked up faster than its content.
+    # Each element type's block type has one shape object, whose id is a faster key than its content.
     numbers: dict[int, tuple[Any, Any]] = {}
 
     def block_type(self: Any, element_ty: Any, shape: Any) -> None:

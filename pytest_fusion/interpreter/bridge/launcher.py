@@ -1,10 +1,9 @@
 """One launch: binds its arguments, calls the observers, passes it to the executor.
 
-Arguments become the tensors that a GPU kernel receives. A Python float arrives as float32, an integer as the narrowest
-of i32, i64, u64 that holds it, a bool as i1; an annotation such as ``tl.float64`` or ``"i64"`` overrules. Upstream
-leaves floats as Python numbers, so that ``eps.to(tl.float32)`` fails, and keeps integers of 2**31 and more in uint32,
-which then wraps at 32 bits. An integer 1 is specialised to a constant on the device; as a tensor it computes the same
-values, and has no ``.to``.
+Arguments become the tensors that a GPU kernel receives: a Python float is float32, an integer the narrowest of i32,
+i64, u64 that holds it, a bool i1; an annotation such as ``tl.float64`` or ``"i64"`` overrides this. Upstream leaves
+floats as Python numbers, so ``eps.to(tl.float32)`` fails, and wraps integers from 2**31 on as uint32. A device
+specialises an integer 1 to a constant; as a tensor without ``.to`` it computes the same values.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Arguments:
         self._handle = handle
         self._upstream = upstream
         self._types: dict[str, tuple[Any, np.dtype[Any]]] = {}
-        # A launch has two dozen scalars, most of them strides, sizes and widths that come again.
+        # A launch has two dozen scalars, most of them recurring strides, sizes and widths.
         self._numbers: dict[tuple[str, int], tuple[Any, Array]] = {}
         self._pointers: dict[Any, Any] = {}
 
@@ -105,7 +104,7 @@ class Arguments:
             value = int(value) & ((1 << (8 * dtype.itemsize)) - 1)
             data = np.array([value], np.dtype(f"u{dtype.itemsize}")).view(dtype)
         else:
-            # A float beyond float32 becomes infinity, as in the C of the launcher, and without a warning.
+            # A float beyond float32 becomes infinity without a warning, as in the launcher's C.
             with np.errstate(all="ignore"):
                 data = np.array([value], np.float64).astype(dtype)
         return type_, data
@@ -122,10 +121,7 @@ def _narrowest(value: int) -> str:
 
 
 def annotation_names(function: Any, normalize: Any) -> tuple[frozenset[str], dict[str, str]]:
-    """The parameters of a kernel that are constexpr, and the scalar type names of those annotated with one.
-
-    ``normalize`` is Triton's ``_normalize_ty``.
-    """
+    """A kernel's constexpr parameters, and its annotated scalar types by name; ``normalize``: ``_normalize_ty``."""
     constexprs, types = set(), {}
     for name, annotation in function.__annotations__.items():
         text = normalize(annotation) if annotation is not None else ""
@@ -143,7 +139,7 @@ def annotation_names(function: Any, normalize: Any) -> tuple[frozenset[str], dic
 _MOST_IN_Y_AND_Z = 65535
 # Warps of a launch that does not set them.
 _WARPS = 4
-# The most that a thread may have (CUDA C++ Programming Guide, "Technical Specifications"). So the fewest programs fit,
+# The most registers of a thread (CUDA C++ Programming Guide, "Technical Specifications"): then the fewest programs fit,
 # and a kernel that launches as many as fit loops over further rows.
 _REGISTERS = 255
 _SHARED_BYTES = 1024
@@ -151,10 +147,7 @@ _SHARED_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The facts about a kernel that do not change between launches.
-
-    ``plain`` are the names that are neither constexpr nor annotated with a type: an integer 1 there is a constant.
-    """
+    """A kernel's facts for all launches; for ``plain`` names (not constexpr, no type) an integer 1 is a constant."""
 
     signature: inspect.Signature
     names: frozenset[str]
@@ -165,10 +158,7 @@ class Signature:
 
 
 def refuse_gluon(compiled: Any) -> None:
-    """Make launches of Gluon kernels raise ``NotModelledError``; ``compiled`` is Triton's ``JITFunction``.
-
-    ``gluon.jit`` ignores ``TRITON_INTERPRET``: its kernels would be compiled, for a GPU that is not there.
-    """
+    """Make launches of Gluon kernels raise ``NotModelledError``: ``gluon.jit`` ignores ``TRITON_INTERPRET``."""
     run_compiled = compiled.run
 
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -187,14 +177,14 @@ class _NotKnownError(NotModelledError, AttributeError):
 
 
 class Warmed:
-    """What ``kernel.warmup(...)`` returns: enough to size a grid by, and to launch, though nothing is compiled.
+    """The result of ``kernel.warmup(...)``: enough to size a grid and to launch; nothing is compiled.
 
     Tutorial 02 (fused softmax) and kernels made after it launch as many programs as registers and shared memory allow.
-    ``launch`` is given a grid and positional arguments.
+    ``launch`` gets a grid and positional arguments.
     """
 
     def __init__(self, name: str, warps: int, launch: Callable[[Any, tuple[Any, ...]], None]) -> None:
-        # With torch, which Triton's import must not bring.
+        # It imports torch, which Triton's import must not.
         from pytest_fusion.interpreter.bridge.modelled_device import PROPERTIES
 
         self.name = name
@@ -266,7 +256,7 @@ class Launcher:
         return found
 
     def launch(self, kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> None:
-        """Launch ``kernel`` (an ``InterpretedFunction``); an error of it is raised as ``InterpreterError``."""
+        """Launch ``kernel`` (an ``InterpretedFunction``); its error is raised as ``InterpreterError``."""
         known = self._signature(kernel.fn)
         named = {k: v for k, v in kwargs.items() if k in known.names}
         host_args, host_named, on_device = self._on_host(kernel, args, named)
@@ -305,7 +295,7 @@ class Launcher:
         if not 1 <= len(sizes) <= 3:
             raise ValueError(f"a launch grid has one to three dimensions, {kernel.fn.__name__} was given {sizes!r}")
         x, y, z = (*(operator.index(s) for s in sizes), 1, 1)[:3]
-        # A grid without programs never reaches CUDA: Triton's launcher skips it.
+        # Triton's launcher skips a grid without programs, so CUDA never sees it.
         if max(y, z) > _MOST_IN_Y_AND_Z and x * y * z:
             raise GridTooLargeError(
                 f"{kernel.fn.__name__} was launched on a grid of {(x, y, z)}; CUDA refuses more than "
@@ -367,7 +357,7 @@ class Launcher:
         return found
 
     def _on_host(self, kernel: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, Any]:
-        """Arguments in host memory; tensors already there are used in place, none is copied."""
+        """Arguments in host memory; tensors already there are used in place."""
         if all(_in_host_memory(v) for v in (*args, *named.values())):
             return args, named, None
         executor = self._interpreter.GridExecutor(kernel.fn, kernel.arg_names, (1,), [])

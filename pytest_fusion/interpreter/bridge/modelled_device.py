@@ -1,9 +1,9 @@
 """A modelled device for launchers that read the number of multiprocessors, on a machine without CUDA.
 
-Launchers size their grids by ``torch.cuda.get_device_properties(x.device)`` or ``triton.runtime.driver.active``. Both
-raise without a device, so no such kernel could run here unmodified. While the CPU lane is on, and only where
-``torch.cuda.is_available()`` is false (it stays false), they describe an H100 SXM: 132 multiprocessors of compute
-capability 9.0 (NVIDIA H100 whitepaper). Contexts that select a device do nothing.
+Launchers size their grids by ``torch.cuda.get_device_properties(x.device)`` or ``triton.runtime.driver.active``, which
+raise without a device. While the CPU lane is on and ``torch.cuda.is_available()`` is false (it stays false), they
+describe an H100 SXM: 132 multiprocessors of compute capability 9.0 (NVIDIA H100 whitepaper). Contexts that select a
+device do nothing.
 
 Checks model fewer multiprocessors for some cases: with 132 programs and tiles of 1024 elements none has a second
 iteration below 135,169 elements.
@@ -78,7 +78,7 @@ def multiprocessors(count: int) -> Iterator[None]:
 
 
 class ModelledDriver:
-    """Stands in for ``triton.runtime.driver.active``; it launches and measures nothing."""
+    """Replaces ``triton.runtime.driver.active``; it launches and measures nothing."""
 
     utils = SimpleNamespace(get_device_properties=_driver_properties)
 
@@ -119,7 +119,7 @@ class ModelledDriver:
 
 
 def model_driver(torch: Any) -> None:
-    """Give Triton the modelled driver where there is no device. Triton's own probing would start CUDA."""
+    """Give Triton the modelled driver if there is no device. Triton's own probing would start CUDA."""
     from triton.runtime import driver
 
     if torch.cuda.device_count() == 0:
@@ -127,7 +127,7 @@ def model_driver(torch: Any) -> None:
 
 
 def model_cuda(torch: Any) -> None:
-    """Let ``torch.cuda`` describe the modelled device where there is none; nothing is changed where there is."""
+    """Let ``torch.cuda`` describe the modelled device if there is no other."""
     cuda = torch.cuda
     if cuda.device_count() > 0 or getattr(cuda.get_device_properties, "modelled", False):
         return
@@ -176,10 +176,7 @@ def posing_as_cuda(torch: Any) -> Iterator[None]:
 
 
 def unwrap_triton_op(torch: Any) -> None:
-    """Make ``torch.library.wrap_triton`` accept interpreted kernels and return them, as it does outside tracing.
-
-    torch refuses them ("only works on functions annotated with triton.jit", pytorch#152868).
-    """
+    """Make ``wrap_triton`` return interpreted kernels, as outside tracing; torch rejects them (pytorch#152868)."""
     library = getattr(torch._library, "triton", None)
     if library is None or getattr(library.wrap_triton, "takes_interpreted", False):
         return

@@ -1,7 +1,7 @@
 """Calls that name a CUDA device on a machine without one: ``torch.empty(n, device="cuda:0")`` is made on the CPU.
 
-Launchers of older packages name the device instead of taking their input's (Unsloth before 2025, many tutorials). This
-begins with the first call that fails for it: a mode of torch's functions costs each of them 2 us.
+Launchers of older packages (Unsloth before 2025, many tutorials) do not use their input's device. This begins with the
+first call that fails for it: a mode of torch's functions costs each of them 2 us.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def stand_in(error: BaseException) -> bool:
 
 
 def with_stand_in(call: Callable[[], T]) -> T:
-    """``call()``, repeated once if it names a missing device for which the CPU stands in from now on."""
+    """``call()``, repeated once if it names a missing device that the CPU replaces from now on."""
     try:
         return call()
     except Exception as error:
@@ -59,7 +59,7 @@ def standing_in() -> bool:
 
 
 def on_the_cpu() -> AbstractContextManager[object]:
-    """While the CPU stands in, torch's functions that name a CUDA device get the CPU."""
+    """While the CPU replaces named devices, torch's functions that name a CUDA device get the CPU."""
     return _OnTheCpu() if _wanted else nullcontext()
 
 
@@ -86,8 +86,8 @@ class _OnTheCpu(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-# A mode is off inside the functions that it handles, and these call the user's Python: the backward of xformers'
-# layer norm makes its locks on "cuda", and its gradients were unknown.
+# A mode is off inside the functions that it handles, and these call the user's Python: the backward of xformers' layer
+# norm makes its locks on "cuda", and its gradients were unknown.
 _BACKWARDS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 
 

@@ -1,9 +1,8 @@
-"""Which numpy dtype holds a Triton type: ``ml_dtypes`` where Triton's own interpreter keeps bare bit patterns.
+"""The numpy dtype of each Triton type: ``ml_dtypes`` where Triton's own interpreter has bare bit patterns.
 
-Triton stores bfloat16 as ``uint16`` and float8 as ``uint8`` and then adds, compares and multiplies those integers
-(triton#11585 and #10945 were closed without a fix). With true dtypes numpy's operators are right: an operation on
-two values of p bits rounded first to float32 and then to p bits is rounded once as long as 2p + 2 <= 24
-(Figueroa 1995), which holds for bfloat16 (p = 8) and float8.
+Triton stores bfloat16 as ``uint16`` and float8 as ``uint8`` and computes with those integers (triton#11585 and #10945
+were closed without a fix). With true dtypes numpy's operators are right: an operation on two values of p bits rounded
+first to float32 and then to p bits is rounded once if 2p + 2 <= 24 (Figueroa 1995), as for bfloat16 (p = 8) and float8.
 """
 
 from __future__ import annotations
@@ -48,10 +47,7 @@ _POISON_BYTE = 0x7F
 
 
 def numpy_dtype(triton_type: Any) -> np.dtype[Any]:
-    """The dtype of the array that holds values of a Triton scalar, pointer or block type.
-
-    Raises ``NotModelledError`` for a type without a model here (``fp8e4b15``).
-    """
+    """The dtype for a Triton scalar, pointer or block type; raises ``NotModelledError`` without one (``fp8e4b15``)."""
     scalar = triton_type.scalar
     found = BY_NAME.get(scalar.name)
     if found is not None:

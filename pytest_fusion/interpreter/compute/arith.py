@@ -1,7 +1,4 @@
-"""Arithmetic in which numpy differs from a GPU, on plain arrays of any shape. Nothing here needs Triton.
-
-Callers hold ``numpy.errstate(all="ignore")``.
-"""
+"""Arithmetic in which numpy differs from a GPU, on plain arrays; callers hold ``numpy.errstate(all="ignore")``."""
 
 from __future__ import annotations
 
@@ -19,10 +16,7 @@ _MMA_K = 16
 
 
 def binary(function: Callable[[Array, Array], Array]) -> Callable[[Array, Array], Array]:
-    """``function`` for integers and floats, made to wrap on one-bit integers.
-
-    numpy takes ``True + True`` for ``True`` and refuses to subtract; on the device an ``i1`` wraps (triton#10919).
-    """
+    """``function``, wrapping on one-bit integers as on the device; in numpy ``True + True`` is true (triton#10919)."""
 
     def apply(lhs: Array, rhs: Array) -> Array:
         if lhs.dtype == np.bool_ and rhs.dtype == np.bool_:
@@ -49,7 +43,7 @@ def int_remainder(lhs: Array, rhs: Array) -> Array:
 
 
 def shift_right_arithmetic(lhs: Array, rhs: Array) -> Array:
-    """Shift that keeps the sign whatever the signedness of the array that holds the bits."""
+    """Shift that preserves the sign, whatever the signedness of the array."""
     return np.asarray(_signed(lhs) >> _signed(rhs))
 
 
@@ -75,8 +69,8 @@ def multiply_high(lhs: Array, rhs: Array) -> Array:
 def fused_multiply_add(x: Array, y: Array, z: Array) -> Array:
     """``x * y + z`` rounded once, in the dtype of ``z``.
 
-    The float64 product of two float32 is exact; the sum is rounded to odd, which makes the last rounding the only one
-    (Boldo and Melquiond 2008). float64 itself goes through error-free transformations (Dekker 1971).
+    The float64 product of two float32 is exact; the sum is rounded to odd, so only the last rounding counts (Boldo and
+    Melquiond 2008). float64 itself uses error-free transformations (Dekker 1971).
     """
     dtype = z.dtype
     if not is_float(dtype):
@@ -94,7 +88,7 @@ def fused_multiply_add(x: Array, y: Array, z: Array) -> Array:
 
 
 def _sum_error(a: Array, b: Array, total: Array) -> Array:
-    """What ``a + b`` lost to rounding (Knuth's TwoSum); NaN-free only where ``total`` is finite."""
+    """The rounding error of ``a + b`` (Knuth's TwoSum); NaN-free only where ``total`` is finite."""
     back = total - a
     return np.asarray((a - (total - back)) + (b - back))
 
@@ -126,7 +120,7 @@ def _extreme(function: np.ufunc, both_zero: np.ufunc) -> Callable[[Array, Array]
     return apply
 
 
-# PTX ISA, min and max: +0.0 > -0.0. The first two drop NaN where the other one is a number, the others keep it.
+# PTX ISA, min and max: +0.0 > -0.0. The first two return the number beside a NaN, the others the NaN.
 min_number = _extreme(np.fmin, np.bitwise_or)
 max_number = _extreme(np.fmax, np.bitwise_and)
 minimum = _extreme(np.minimum, np.bitwise_or)
@@ -134,7 +128,7 @@ maximum = _extreme(np.maximum, np.bitwise_and)
 
 
 def clamp(value: Array, low: Array, high: Array, *, propagate_nan: bool) -> Array:
-    """``min(max(value, low), high)``; without propagation a NaN loses against a number."""
+    """``min(max(value, low), high)``; without propagation a number wins against a NaN."""
     if propagate_nan:
         return minimum(maximum(value, low), high)
     return min_number(max_number(value, low), high)
@@ -161,9 +155,8 @@ def rsqrt(x: Array) -> Array:
 def dot(a: Array, b: Array, accumulator: Array) -> Array:
     """``a @ b + accumulator`` over the last two dimensions, in the accumulator's dtype.
 
-    16-bit and 8-bit floats are multiplied exactly and accumulated in float32, as tensor cores do; with a float16
-    accumulator the sum is rounded to float16 after each 16 products. 8-bit integers are exact: every partial sum of
-    int8 products is below 2**53, so float64's fast matrix product gives the integer itself.
+    As in tensor cores, 16-bit and 8-bit floats are multiplied exactly and accumulated in float32; a float16 accumulator
+    is rounded after each 16 products. float64 is exact for 8-bit integers: sums of int8 products are below 2**53.
     """
     dtype = accumulator.dtype
     if dtype.kind in "iu":
@@ -184,9 +177,9 @@ def dot(a: Array, b: Array, accumulator: Array) -> Array:
 def _product(a: Array, b: Array) -> Array:
     """``a @ b`` with bits that do not depend on the position of a row or column in the tile, as on tensor cores.
 
-    BLAS uses other code for the last rows and columns of a product: with OpenBLAS 0.3 on an AMD EPYC every fourth
-    element of equal rows had other bits, so that a kernel which moves rows seemed not to be deterministic. ``einsum``
-    has one order. It adds in steps, as the instruction does: 256 products added one by one have 2.6 times the error.
+    BLAS has other code for a product's last rows and columns: with OpenBLAS 0.3 on an AMD EPYC every fourth element of
+    equal rows had other bits, so a kernel that moves rows seemed nondeterministic. ``einsum`` has one order. It adds in
+    steps, as the instruction does: 256 products added one by one have 2.6 times the error.
     """
     steps = range(0, a.shape[-1], _MMA_K)
     parts = (
@@ -201,10 +194,7 @@ def _product(a: Array, b: Array) -> Array:
 
 
 def histogram(data: Array, mask: Array | None, bins: int) -> Array:
-    """How many unmasked values fall on each of ``0 .. bins - 1``, per row of the first axis: int32 (rows, bins).
-
-    Other values are dropped, as on the device.
-    """
+    """How many unmasked values equal each of ``0 .. bins - 1``, per row of the first axis: int32 (rows, bins)."""
     rows = data.shape[0]
     flat = data.reshape(rows, -1).astype(np.int64)
     valid = (flat >= 0) & (flat < bins)

@@ -1,8 +1,4 @@
-"""Atomics on arrays: memory afterwards and the values returned, lane after lane.
-
-Lanes run program by program, then in the order of the block. Each result is what a GPU returns for that order; a GPU
-may choose another.
-"""
+"""Atomics on arrays, in one of a GPU's possible orders: program by program, then in the order of the block."""
 
 from __future__ import annotations
 
@@ -31,10 +27,7 @@ def _turns(elements: Array) -> Iterator[Array]:
 
 
 def fold(function: Any, elements: Array, values: Array, memory: Array) -> tuple[Array, Array]:
-    """``memory[e] = function(memory[e], value)``; the value that each lane found, and whether it changed it.
-
-    If many lanes share few elements, the ``accumulate`` of a ufunc runs them in order.
-    """
+    """``memory[e] = function(memory[e], value)``; the value that each lane found, and whether it changed it."""
     found = np.empty(values.shape, values.dtype)
     changed = np.zeros(values.shape, np.bool_)
     order, starts, counts = _groups(elements)

@@ -1,12 +1,11 @@
-"""Conversions between number types as an NVIDIA GPU of compute capability 9.0 makes them.
+"""Conversions between number types as an NVIDIA GPU of compute capability 9.0 makes them, without Triton.
 
-Read off the PTX that Triton emits for sm_90: ``cvt.rn`` between floats; ``cvt.rn.satfinite`` into float8, so that
-anything beyond the largest finite value, infinity included, becomes that value and NaN stays NaN; ``cvt.rzi`` from
-float to integer, which saturates, an 8-bit target going through 16 bits (``cvt.rzi.s16.f32`` and a one-byte store).
-Nothing here needs Triton.
+Triton's PTX for sm_90 has ``cvt.rn`` between floats; ``cvt.rn.satfinite`` into float8, so that anything beyond the
+largest finite value, infinity included, becomes that value and NaN stays NaN; ``cvt.rzi`` from float to integer, which
+saturates, an 8-bit target going through 16 bits (``cvt.rzi.s16.f32`` and a one-byte store).
 
-And the operands of ``tl.dot_scaled``: microscaling (OCP MX v1.0), decoded exactly to be multiplied in float32. The
-interpreters of Triton 3.6 and 3.7 lack it; 3.9's decodes float8 codes as integers.
+Also decodes operands of ``tl.dot_scaled``, microscaling (OCP MX v1.0), exactly to float32. The interpreters of Triton
+3.6 and 3.7 lack it; 3.9's decodes float8 codes as integers.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def convert(source: Array, target: np.dtype[Any], *, toward_zero: bool = False) 
 def round_to_odd(source: Array) -> Array:
     """float64 to float32, so that a second rounding, to fewer than 22 bits, equals one rounding from float64.
 
-    An inexact result takes whichever neighbour has an odd last bit (Boldo and Melquiond 2008).
+    An inexact result becomes the neighbour with an odd last bit (Boldo and Melquiond 2008).
     """
     near = source.astype(np.float32)
     back = near.astype(np.float64)
@@ -61,7 +60,7 @@ def _float_to_float(source: Array, target: np.dtype[Any], toward_zero: bool) -> 
     if target in FLOAT8:
         limit = np.float32(ml_dtypes.finfo(target).max)  # type: ignore[no-untyped-call]
         wide = round_to_odd(source) if source.dtype == _F64 else source.astype(_F32)
-        # np.clip keeps NaN, as satfinite does.
+        # np.clip preserves NaN, as satfinite does.
         bounded = np.clip(wide, -limit, limit)
         result = bounded.astype(target)
         return _step_toward_zero(result, bounded) if toward_zero else result
@@ -73,22 +72,19 @@ def _float_to_float(source: Array, target: np.dtype[Any], toward_zero: bool) -> 
 
 
 def _step_toward_zero(rounded: Array, exact: Array) -> Array:
-    """``rounded``, one step smaller in magnitude wherever rounding had made ``exact`` larger."""
+    """``rounded``, one step smaller in magnitude wherever rounding made ``exact`` larger."""
     beyond = np.abs(rounded.astype(_F64)) > np.abs(exact.astype(_F64))
     pattern = bits(rounded)
     return np.asarray((pattern - beyond.astype(pattern.dtype)).view(rounded.dtype))
 
 
 def _float_to_int(source: Array, target: np.dtype[Any]) -> Array:
-    """Truncate toward zero and saturate.
-
-    NaN becomes 0, or 1 << (bits - 1) where source or target has 64 bits (PTX ISA, ``cvt``).
-    """
+    """Truncate toward zero and saturate; NaN is 0, or 1 << (bits - 1) with 64 bits on a side (PTX ISA, ``cvt``)."""
     via = _INT8_VIA.get(target, target)
     limits = np.iinfo(via)
     wide = np.trunc(source.astype(_F64))
     nan = np.isnan(wide)
-    # The largest float64 below 2**63 leaves room above: compare in floats, convert what is strictly inside.
+    # The largest float64 below 2**63 is not the limit: compare in floats, convert what is strictly inside.
     high = wide >= float(limits.max)
     low = wide <= float(limits.min)
     inside = np.where(nan | high | low, 0.0, wide).astype(via)
@@ -126,8 +122,8 @@ def scale_factors(scale: Array) -> Array:
 def scaled_operand(values: Array, scale: Array | None, *, packed: bool, along_k: bool, right: bool) -> Array:
     """One operand decoded to float32: ``(..., M, K)``, or ``(..., K, N)`` for the ``right`` one.
 
-    ``packed`` values are e2m1 pairs along K, or along the other dimension if not ``along_k``. ``scale`` is
-    ``(..., M or N, K / group)`` for either side; the group follows from the shapes.
+    ``packed`` values are e2m1 pairs along K, or along the other dimension if not ``along_k``. ``scale`` is ``(..., M or
+    N, K / group)`` for either side; the group follows from the shapes.
     """
     k_axis, other_axis = (-2, -1) if right else (-1, -2)
     if packed:

@@ -1,6 +1,6 @@
 """NVIDIA's libdevice in numpy, by symbol: what ``triton.language.extra.libdevice`` calls on a GPU.
 
-Transcendental functions are evaluated in float64 and rounded once, so a float32 result is within one unit of the true
+Transcendental functions are computed in float64 and rounded once, so a float32 result is within one unit of the true
 value; the device's are documented to 1-4 units (CUDA C++ Programming Guide, "Mathematical Functions"). The ``fast_``
 forms compute the same function here. Symbols: https://docs.nvidia.com/cuda/libdevice-users-guide.
 """
@@ -71,7 +71,7 @@ def _log_gamma(x: float) -> float:
         return math.inf
 
 
-# Not torch's: its operators would count among the launches and writes of the call whose kernel is interpreted.
+# torch's operators would count among the launches and writes of the call whose kernel is interpreted.
 def _normal_quantile(p: float) -> float:
     """The z that a standard normal stays below with probability ``p``."""
     if not 0.0 < p < 1.0:
@@ -87,7 +87,7 @@ def _erf_inverse(x: float) -> float:
 
 
 def _erfc_scaled(x: float) -> float:
-    """``exp(x * x) * erfc(x)``; beyond 20 its asymptotic series, whose first term left out is below 2e-13."""
+    """``exp(x * x) * erfc(x)``; beyond 20 its asymptotic series, whose first omitted term is below 2e-13."""
     if x < 20.0:
         try:
             return math.exp(x * x) * math.erfc(x)
@@ -97,7 +97,7 @@ def _erfc_scaled(x: float) -> float:
     return (1.0 - 1.0 / square + 3.0 / square**2 - 15.0 / square**3) / (x * math.sqrt(math.pi))
 
 
-# Evaluated on float64 copies of the arguments and rounded to the result type once.
+# Computed on float64 copies of the arguments and rounded to the result type once.
 _IN_FLOAT64: dict[str, Function] = {
     **{name: getattr(np, name) for name in "exp exp2 expm1 log log2 log10 log1p sqrt cbrt hypot fmod".split()},
     **{name: getattr(np, name) for name in "floor ceil trunc rint sin cos tan sinh cosh tanh".split()},
@@ -191,13 +191,13 @@ def _hi_lo_to_double(high: Array, low: Array) -> Array:
 
 
 def _exponent(x: Array) -> Array:
-    """As libdevice has it: the least int32 for 0 and NaN, the greatest for infinities."""
+    """The exponent, as in libdevice: the least int32 for 0 and NaN, the greatest for infinities."""
     ends = np.iinfo(np.int32)
     exponent = (np.frexp(x)[1] - 1).astype(np.int32)
     return np.where(np.isinf(x), ends.max, np.where((x == 0) | np.isnan(x), ends.min, exponent)).astype(np.int32)
 
 
-# Evaluated on the arguments as they are.
+# Computed on the arguments as they are.
 _EXACT: dict[str, Function] = {
     "fma": fused_multiply_add,
     "copysign": np.copysign,
@@ -284,10 +284,7 @@ def _rounded(name: str, arguments: Sequence[Array], dtype: np.dtype[Any]) -> Arr
 
 
 def call(symbol: str, arguments: Sequence[Array], dtype: np.dtype[Any]) -> Array:
-    """The value of libdevice function ``symbol`` (``"__nv_tanhf"``) as an array of ``dtype``.
-
-    Raises ``NotModelledError`` for a symbol without a model here.
-    """
+    """The value of libdevice's ``symbol`` (``"__nv_tanhf"``) in ``dtype``; raises ``NotModelledError`` if unknown."""
     name = symbol.removeprefix("__nv_")
     if name != symbol:
         rounded = _rounded(name, arguments, dtype)

@@ -1,13 +1,12 @@
 """``tl.reduce``, ``tl.associative_scan`` and ``tl.map_elementwise``, vectorised.
 
-Upstream calls a custom combine function once per element in Python (0.19 s per 1024 elements). Here it is called on
-whole halves, log2(n) times. On the device the combine function receives scalars, so here too: every element is a
-program of its own meanwhile, and a function that branches on its arguments is predicated like a kernel.
+Upstream calls a custom combine function once per element in Python (0.19 s per 1024 elements). Here log2(n) calls get
+whole halves. As on the device the function sees scalars: every element is a program of its own, and a branch on them is
+predicated as in a kernel.
 
 A GPU reduces in a tree: a few values in each thread, then one half of the warp with the other, each partial result
-rounded to the type reduced (``tl.sum`` of bfloat16 compiles to ``add.bf16`` at every step on sm_90). numpy instead adds
-float16 in float32 along one axis and one by one along another. The trees here depend on nothing but the length, so
-their bits are the same for one program and for a batch of them.
+rounded to the reduced type (``tl.sum`` of bfloat16 compiles to ``add.bf16`` at every step on sm_90). numpy adds float16
+in float32 along one axis and one by one along another. These trees have the same bits for one program and for a batch.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ def _part(array: Array, axis: int, which: slice) -> Array:
 
 
 def fold(array: Array, axis: int, function: Any) -> Array:
-    """Reduce ``array`` over ``axis`` to length 1, combining its halves.
-
-    ``function`` commutes; for integers it is a ufunc.
-    """
+    """Reduce ``array`` over ``axis`` to length 1 by halves; ``function`` commutes and is a ufunc for integers."""
     if not is_float(array.dtype):
         return np.asarray(function.reduce(array, axis=axis, keepdims=True, dtype=array.dtype))
     while (length := array.shape[axis]) > 1:
@@ -65,7 +61,7 @@ def scan_tree(arrays: Sequence[Array], axis: int, combine: Combine) -> list[Arra
     length = level[0].shape[axis]
     reach = 1
     while reach < length:
-        # Blocks keep their length, a power of two; what the first `reach` entries are combined with is dropped again.
+        # Blocks have a constant length, a power of two; the first `reach` entries of the result are replaced again.
         before = [np.roll(a, reach, axis) for a in level]
         merged = combine(before, level)
         level = [
@@ -77,7 +73,7 @@ def scan_tree(arrays: Sequence[Array], axis: int, combine: Combine) -> list[Arra
 
 
 def scan(array: Array, axis: int, function: np.ufunc) -> Array:
-    """Inclusive scan of one array with a ufunc; integers wrap, floats go through ``scan_tree``."""
+    """Inclusive scan of one array with a ufunc; integers wrap, floats use ``scan_tree``."""
     if not is_float(array.dtype):
         return np.asarray(function.accumulate(array, axis=axis, dtype=array.dtype))
     return scan_tree([array], axis, lambda a, b: [function(a[0], b[0])])[0]
@@ -179,7 +175,7 @@ class Reducer:
         return list(reduce_tree(arrays, axis, self._combiner(combine_fn, inputs)))
 
     def _pick(self, arrays: list[Array], axis: int, choose: Any, combine_fn: Any, inputs: list[Any]) -> list[Array]:
-        """Extreme value and its index. With a NaN among the values, the combine function itself decides."""
+        """Extreme value and its index. With a NaN among the values, the combine function decides."""
         values, floats = arrays[0], is_float(arrays[0].dtype)
         if floats and values.dtype.itemsize <= 2:
             values = values.astype(np.float32)

@@ -1,9 +1,4 @@
-"""The programs that run together, and the active ones among them.
-
-Every array behind a Triton tensor has the *program axis* first: a scalar is ``(programs,)``, a block is
-``(programs, *shape)``. The axis has length 1 where all programs agree (constants, arguments, ``tl.arange``), so
-that numpy's broadcasting computes shared values once. One program at a time is a batch of one.
-"""
+"""The programs that run together, and the active ones among them; docs/internals/interpreter.md has the idea."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
 
 
 class NotBatchedError(Exception):
-    """A launch cannot run as one batch, for the reason in the message. It is run again, one program after the other."""
+    """A launch cannot run as one batch, for the reason in the message, and runs again, one program after the other."""
 
 
 class WaitsForAnotherError(RuntimeError):
@@ -25,15 +20,14 @@ class WaitsForAnotherError(RuntimeError):
 
 
 class EndlessLoopError(RuntimeError):
-    """A loop changes nothing, and nothing that it reads can be changed by another program."""
+    """A loop changes nothing, and no other program can change what it reads."""
 
 
 @dataclass(slots=True)
 class Batch:
     """``programs``: ids (3, count) of x, y, z; ``first``: number of the first one in the order of the launch.
 
-    ``active`` is ``None`` while all programs are, else bool (count,). ``turned``: of lanes of a
-    program that access the same element, the last one goes first.
+    ``active``: bool (count,), ``None`` if all are. ``turned``: a program's lanes on one element run last to first.
     """
 
     programs: Array
@@ -42,9 +36,9 @@ class Batch:
     turned: bool = False
     # The largest block so far, in elements a program; it sets the size of the next batch.
     widest: int = 1
-    # Counts the stores and atomics that changed memory; a loop that changes nothing never ends.
+    # Stores and atomics that changed memory; a loop that changes nothing never ends.
     changes: int = 0
-    # Counts loads and atomics: what a loop reads another program may change.
+    # Loads and atomics: another program may change what a loop reads.
     reads: int = 0
     clock: int = 0
     _numbers: Array | None = field(default=None, repr=False)
@@ -77,7 +71,7 @@ def single(count: int = 1) -> Batch:
     return Batch(np.zeros((3, count), np.int64))
 
 
-# Counting takes 0.4 us. `any`, which stops at the first, takes 1.0 us and less for each further element.
+# Counting takes 0.4 us; `any` takes 1.0 us, and less for each further element because it stops at the first.
 _FEW = 4096
 
 current: Batch = single()
@@ -95,10 +89,7 @@ def running(batch: Batch) -> Iterator[Batch]:
 
 
 def broadcast(array: Array, shape: tuple[int, ...]) -> Array:
-    """`numpy.broadcast_to` in less than half the time; returns ``array`` itself if it has that shape.
-
-    Raises ``ValueError`` where the shapes do not fit.
-    """
+    """`numpy.broadcast_to` in less than half the time; ``array`` itself if it fits. Raises ``ValueError`` like it."""
     if array.shape == shape:
         return array
     lead = len(shape) - array.ndim
@@ -130,10 +121,7 @@ def aligned(*arrays: Array) -> list[Array]:
 
 
 def agreed(scalar: Array, what: str) -> int | float | bool:
-    """The value that a scalar has for every active program.
-
-    Raises ``NotBatchedError`` if programs differ; ``what`` names the value in the message.
-    """
+    """The value that a scalar has for every active program; raises ``NotBatchedError`` on ``what`` if they differ."""
     values = current.of_active(scalar.reshape(scalar.shape[0], -1)[:, 0])
     if values.size == 0:
         values = scalar.reshape(-1)[:1]

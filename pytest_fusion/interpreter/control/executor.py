@@ -1,8 +1,6 @@
-"""Run the programs of a launch: all at once, in batches, or one after the other.
+"""Runs the programs of a launch: all at once, in batches, or one after the other (docs/internals/interpreter.md).
 
-Batches follow the order of the launch (the last dimension of the grid is the fastest). Within one, an instruction is
-executed for all its programs before the next one is; an atomic takes its lanes program by program. A launch that cannot
-run that way is undone and run one program at a time, and the reason is reported.
+Batches follow the order of the launch (the last dimension of the grid is the fastest), as do an atomic's lanes.
 """
 
 from __future__ import annotations
@@ -26,19 +24,17 @@ from pytest_fusion.interpreter.scoped import holding, listed
 from pytest_fusion.spec.wording import not_modelled
 
 Mode = Literal["batched", "serial"]
-# The order in which programs run: as launched, the last one first, or shuffled by a seed.
+# The order of programs: as launched, the last one first, or shuffled by a seed.
 Order = Literal["launched", "reversed"] | int
 
-# Programs of a launch's first batch. The widest block met there sizes the others. Earlier launches have no influence:
-# a launch must always perform its atomics in the same order.
+# Programs of a launch's first batch, whose widest block sizes the others. Earlier launches have no influence: a launch
+# must always perform its atomics in the same order.
 _FIRST = 128
-# Elements of a batch's widest array: below, Python's own cost of 20-40 us an operation shows; above, arrays leave
-# the second-level cache.
+# Elements of a batch's widest array: below, Python's 20-40 us an operation show; above, it leaves the L2 cache.
 _ELEMENTS = 1 << 18
 _MOST = 1 << 14
 
-# In another order programs run one after the other, or in so many batches where there are more: as one batch all would
-# still load before any of them stores.
+# In another order programs run one by one, or in so many batches: in one batch all would load before any stores.
 _PARTS = 32
 
 # "serial" switches batches off for a whole process and its children.
@@ -61,10 +57,7 @@ _fallbacks: dict[tuple[str, str], int] = {}
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How a launch was run: ``executor`` and, where it fell back to serial, the ``reason``.
-
-    ``replayed``: only its loads and stores were repeated (`launch_replay`).
-    """
+    """How a launch ran, with the ``reason`` for a fallback to serial; ``replayed``: only its loads and stores ran."""
 
     kernel: str
     grid: tuple[int, int, int]
@@ -84,8 +77,8 @@ def executing(wanted: Mode) -> AbstractContextManager[None]:
 def ordered(wanted: Order) -> AbstractContextManager[None]:
     """Run the programs of each launch in this order, and the lanes of each in reverse. A device guarantees no order.
 
-    Each program ends before the next one begins; of more than `_PARTS`, equal shares take turns. A kernel that waits
-    for programs with lower ids runs as one batch, and may raise when they come later.
+    Programs run one after the other, or in `_PARTS` equal shares. A kernel that waits for programs with lower ids runs
+    as one batch, and may raise when they come later.
     """
     return holding(_settings, order=wanted)
 
@@ -106,16 +99,13 @@ def fallbacks() -> dict[tuple[str, str], int]:
 
 
 def listening(listener: Callable[[Execution], None]) -> AbstractContextManager[object]:
-    """Call ``listener`` after each launch, with how it was run."""
+    """Call ``listener`` after each launch, with how it ran."""
     return listed(_listeners, listener)
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What every program of a launch runs: ``function(**arguments)``; ``reason`` is why it must run alone.
-
-    ``options`` is everything else that changes what a launch with these arguments computes.
-    """
+    """What each program of a launch runs; ``reason``: why alone; ``options``: all else that changes its result."""
 
     kernel: str
     function: Callable[..., Any]
@@ -135,7 +125,7 @@ class ProgramError(Exception):
 
 
 def mode() -> Mode:
-    """How launches are run now."""
+    """How launches run now."""
     if _settings.mode is not None:
         return _settings.mode
     return "serial" if os.environ.get(ENVIRONMENT) == "serial" else "batched"
@@ -179,7 +169,7 @@ def _compute(program: Program) -> None:
         except Exception as error:
             if not_modelled(error) is not None:
                 raise  # one by one the programs would need it too
-            # The serial run says which program it was; if none raises there, the fault is the batch's.
+            # The serial run finds the program; if none raises there, the batch is at fault.
             reason = f"as one batch it raised {type(error).__name__}: {error}"
         tape.spoil()
         program.regions.restore()
@@ -205,7 +195,7 @@ def _report(program: Program, executor: Mode, reason: str, *, replayed: bool = F
 
 def _batches(total: int, most: int) -> Generator[tuple[int, int], int, None]:
     """Yield the first program and the size of each batch, ``most`` at a time; receive the widest block met so far."""
-    # Slightly more programs than the first batch holds are not worth a second one.
+    # Slightly more programs than the first batch holds do not need a second one.
     size = total if total <= _FIRST * 3 // 2 else _FIRST
     first = 0
     while first < total:

@@ -1,8 +1,7 @@
 """Fingerprints of launches: equal if their programs do the same as long as they load the same values.
 
-A fingerprint covers immutable arguments and constants that a compiler accepts too: numbers, strings, dtypes,
-``tl.constexpr``, tuples of these, and functions of Triton with everything that they read in turn. A kernel that can
-reach anything else (a list, an object, a plain Python function, ``print``) has none.
+They cover numbers, strings, dtypes, ``tl.constexpr``, tuples of these, and Triton's functions with all that they read.
+A kernel that can reach anything else (a list, an object, a plain Python function, ``print``) has none.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ class _Unknown(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """``key`` identifies equal launches; ``held`` are the functions that it identifies by address.
-
-    ``views`` are the tensors of this launch, in the order of the key.
-    """
+    """``key`` identifies equal launches, and by address the functions ``held``; ``views``: this launch's tensors."""
 
     key: Hashable
     views: tuple[View, ...]
@@ -158,7 +154,7 @@ def _place(region: Region) -> Hashable:
 def _content(cell: CellType) -> object:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing yet
+    except ValueError:  # no value yet
         return None
 
 

@@ -1,10 +1,4 @@
-"""Replay an earlier, equal launch: only its loads and stores, as long as each load gives the same values.
-
-Half the launches of a case have the arguments and values of an earlier one: in memory with another fill, for
-gradients, to check that the result repeats. Interpreted arithmetic is deterministic, so only the memory operations are
-repeated, each with every check, at the addresses of the new tensors. That takes a sixth to a third of the time. At the
-first other value the launch runs as any other.
-"""
+"""Replays an earlier, equal launch in a sixth to a third of its time (docs/internals/interpreter.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +19,7 @@ from pytest_fusion.interpreter.scoped import listed
 
 # Bytes of all tapes together. Those of a usual case take a hundredth of it.
 _ROOM = 1 << 27
-# After this many replays in a row that met other values, a launch is no longer recorded.
+# After so many replays in a row with other values, a launch is no longer recorded.
 _MOST_MISSED = 3
 
 
@@ -57,7 +51,7 @@ def is_allowed() -> bool:
 
 @contextmanager
 def recorded(launch: Fingerprint | None) -> Iterator[None]:
-    """Record what the block does as this launch, unless it does something that no tape describes."""
+    """Record the block as this launch, unless it does something that no tape describes."""
     store = _stores[-1] if _stores else None
     if launch is None or store is None or store.missed[launch.key] >= _MOST_MISSED:
         yield
@@ -74,8 +68,7 @@ def recorded(launch: Fingerprint | None) -> Iterator[None]:
 def replayed(launch: Fingerprint | None) -> bool | None:
     """Repeat an earlier, equal launch on the memory of this one; ``None`` if there was none.
 
-    ``False`` if a load gives other values. Stores may have happened by then: the caller restores the memory and runs
-    the launch.
+    ``False`` if a load gives other values, possibly after stores: the caller restores memory and runs the launch.
     """
     store = _stores[-1] if _stores else None
     if launch is None or store is None or (known := store.tapes.get(launch.key)) is None:

@@ -1,8 +1,4 @@
-"""Branches, loops and returns of programs that take different paths.
-
-A statement is run once for all programs that reach it. Programs on another path are inactive meanwhile: they load and
-store nothing, and their variables are restored when the paths meet (predication, as in a GPU's warp).
-"""
+"""Branches, loops and returns of programs that take different paths, by predication (docs/internals/interpreter.md)."""
 
 from __future__ import annotations
 
@@ -18,10 +14,10 @@ from pytest_fusion.interpreter.control.batch import EndlessLoopError, NotBatched
 from pytest_fusion.interpreter.memory import access
 from pytest_fusion.interpreter.memory.regions import joined
 
-# After this many iterations that change neither memory nor variables a loop counts as endless.
+# After so many iterations that change neither memory nor variables a loop counts as endless.
 _ROUNDS_WITHOUT_CHANGE = 3
-# A loop that counts its iterations changes in each. After this many, with no program leaving it while others wait
-# behind it, it counts as one that waits for them. If it was not, running the programs alone gives the same result.
+# Iterations after which a loop counts as waiting for other programs, if none leaves it while others wait behind it. A
+# counting loop changes in each iteration. If it does not wait, running the programs alone gives the same result.
 _TURNS_WHILE_OTHERS_WAIT = 2_000
 
 
@@ -132,7 +128,7 @@ def _unused(handle: Any) -> Array:
 
 
 class Branch:
-    """An ``if``: ``first`` and ``second`` are whether any program takes that path."""
+    """An ``if``; ``first`` and ``second``: whether any program takes that path."""
 
     __slots__ = ("_before", "_mask", "_merger", "_saved", "_then", "divergent", "first", "second")
 
@@ -211,12 +207,12 @@ class Loop:
                 break
 
     def done(self) -> None:
-        """End the loop: the programs that had left it earlier become active again."""
+        """End the loop: the programs that left it earlier become active again."""
         self._gone()
         batch.current.active = self._entered
 
     def test(self, condition: Array | bool, where: str) -> bool:
-        """Whether any program goes on with a ``while``; those that do not become inactive."""
+        """Whether any program continues a ``while``; the others become inactive."""
         self._gone()
         if isinstance(condition, bool):
             again = condition and not batch.current.empty()
@@ -243,7 +239,7 @@ class Loop:
         return True
 
     def turned(self, variables: Variables) -> None:
-        """End an iteration of a ``while``; ``variables`` are those that the loop assigns."""
+        """End an iteration of a ``while``; the loop assigns ``variables``."""
         self._turns += 1
         changes = batch.current.changes
         same = changes == self._changes and _equal(variables, self._before)
@@ -251,7 +247,7 @@ class Loop:
         self._changes, self._before = changes, variables
 
     def merge(self, old: Variables, new: Variables) -> Variables:
-        """``new`` for the programs in this iteration, ``old`` for those that had left before it."""
+        """``new`` for the programs in this iteration, ``old`` for those that left before it."""
         assert self._active is not None
         return self._merger.merge(self._active, new, old)
 
@@ -300,10 +296,7 @@ def _bits(array: Array) -> Array:
 
 
 class Frame:
-    """A call of a function with a ``return`` inside a branch or a loop.
-
-    ``decided``: whether a tensor chose among its returns. Compiled, it returns tensors then; ``made`` converts to one.
-    """
+    """A call with a ``return`` in a branch or loop; ``decided``: a tensor chose one, so ``made`` makes it a tensor."""
 
     def __init__(self, merger: Merger, made: Callable[[Any], Any]) -> None:
         self.decided = False

@@ -1,18 +1,17 @@
 """Rewrites a kernel's Python so that it runs as if compiled.
 
-The differences between Python and Triton's compiler:
+Triton's compiler differs from Python:
+  * ``a and b``, ``a or b``, ``not a`` on tensors are element by element and evaluate every operand; Python uses the
+    truth of a whole block, which silently drops half of a mask.
+  * ``min`` and ``max`` of blocks are element by element too.
+  * the variable of ``for i in range(...)`` is a tensor (``i.to(tl.int64)`` works), bounds included.
+  * compilers before 3.8 reject ``0 <= x < n``.
+  * a kernel defined inside a function sees that function's variables.
+  * programs that run together may take different branches, leave loops at different times and return early: ``if``,
+    ``for``, ``while``, ``return``, ``assert`` and ``x if c else y`` call ``runtime``.
 
-* ``a and b``, ``a or b``, ``not a`` on tensors are element by element and evaluate every operand; Python takes the
-  truth of a whole block, which silently drops half of a mask.
-* ``min`` and ``max`` of blocks are element by element too.
-* the variable of ``for i in range(...)`` is a tensor (``i.to(tl.int64)`` works), bounds included.
-* ``0 <= x < n`` is refused by compilers before 3.8.
-* a kernel defined inside a function sees that function's variables.
-* programs that run together may take different branches, leave loops at different times and return early: ``if``,
-  ``for``, ``while``, ``return``, ``assert`` and ``x if c else y`` call ``runtime``.
-
-Upstream re-executes the ``def`` in the module's globals and copies its own globals there; here only the code object is
-replaced: defaults, annotations and closure cells stay those of the original function.
+Only the code object is replaced: defaults, annotations and closure cells stay. Upstream re-executes the ``def`` in the
+module's globals and copies its own globals there.
 """
 
 from __future__ import annotations
@@ -176,7 +175,7 @@ class _Transformer(ast.NodeTransformer):
         return _placed(node, [ast.Expr(check), node])
 
     def _turn(self, loop: str, names: list[str], body: list[ast.stmt]) -> list[ast.stmt]:
-        """An iteration of a loop, which restores the variables of programs that have left it."""
+        """An iteration of a loop, which restores the variables of programs that left it."""
         before_it, partial = self._temporary("before"), _attribute(loop, "partial")
         saved = _set(before_it, ast.IfExp(test=partial, body=_tuple(names), orelse=_tuple([])))
         merged = _unpack(names, _method(loop, "merge", _name(before_it), _tuple(names)))
@@ -261,7 +260,7 @@ def _method(name: str, method: str, *args: ast.expr) -> ast.expr:
 
 
 def _placed(node: ast.stmt, statements: list[ast.stmt]) -> list[ast.stmt]:
-    """``statements`` at the line of ``node`` where they have none of their own."""
+    """``statements`` at the line of ``node`` if they have none of their own."""
     for statement in statements:
         if statement is node:
             continue
@@ -290,7 +289,6 @@ AHEAD: dict[str, set[int]] = {}
 
 
 def _body(definition: ast.FunctionDef, file: str) -> list[ast.stmt]:
-    """The rewritten statements of a function."""
     framed = _returns_inside(definition.body)
     transformer = _Transformer(framed, file)
     statements: list[ast.stmt] = []
@@ -313,7 +311,7 @@ def _body(definition: ast.FunctionDef, file: str) -> list[ast.stmt]:
 
 
 def rewritten(function: FunctionType, runtime: KernelRuntime) -> Callable[..., Any]:
-    """``function`` with its body rewritten; the function itself where its source cannot be found."""
+    """``function`` with its body rewritten; the function itself if its source is not found."""
     code = _rewritten_code(function)
     if code is None:
         return function
@@ -346,7 +344,7 @@ def _rewritten_code(function: FunctionType) -> CodeType | None:
     definition.args.kw_defaults = [None if d is None else ast.Constant(value=None) for d in definition.args.kw_defaults]
     ast.increment_lineno(definition, start - 1)
     definition.body = _body(definition, function.__code__.co_filename)
-    # The free variables become the factory's arguments, so that the kernel's code object keeps them free.
+    # The free variables become the factory's arguments, so that the kernel's code object still has them free.
     module = ast.parse(f"def _factory({', '.join(function.__code__.co_freevars)}): ...")
     factory = module.body[0]
     assert isinstance(factory, ast.FunctionDef)

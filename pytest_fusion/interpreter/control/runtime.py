@@ -25,7 +25,7 @@ from pytest_fusion.interpreter.control.predication import (
 
 
 class KernelRuntime:
-    """Python's control flow and logic, for tensors that stand for many programs. Built once per process."""
+    """Python's control flow and logic, for tensors that represent many programs. Built once per process."""
 
     def __init__(self, tl: Any, semantic: Any, handle: Any, chained_comparisons: bool) -> None:
         self._tl = tl
@@ -36,7 +36,7 @@ class KernelRuntime:
         self.missing = MISSING
 
     def assign(self, value: Any) -> Any:
-        """The value of ``name = value``: Python numbers become tensors, those in a tuple too, as when compiled."""
+        """The value of ``name = value``: Python numbers become tensors, also inside a tuple, as when compiled."""
         if isinstance(value, tuple):
             parts = [self.assign(part) for part in value]
             return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
@@ -74,7 +74,7 @@ class KernelRuntime:
         return self._semantic.equal(value, self._semantic.to_tensor(0))
 
     def chain(self, evaluate: Callable[[], Any]) -> Any:
-        """``a < b < c``, which compilers up to 3.7 refuse."""
+        """``a < b < c``, which compilers up to 3.7 reject."""
         if self.chained_comparisons:
             return evaluate()
         raise NotImplementedError(
@@ -82,7 +82,7 @@ class KernelRuntime:
         )
 
     def extreme(self, function: Callable[..., Any], *operands: Any, **options: Any) -> Any:
-        """``min`` or ``max`` called by its bare name: ``tl.minimum`` or ``tl.maximum`` once a tensor is among them."""
+        """``min`` or ``max`` called by its bare name: ``tl.minimum`` or ``tl.maximum`` if a tensor is among them."""
         of_tensors = {builtins.min: self._tl.core.builtin_min, builtins.max: self._tl.core.builtin_max}.get(function)
         values = [self._unwrapped(v) for v in operands]
         if of_tensors is None or not any(isinstance(v, self._tl.tensor) for v in values):
@@ -133,7 +133,7 @@ class KernelRuntime:
         return Frame(self._merger, self.assign)
 
     def loop(self) -> Loop:
-        """A ``for`` or ``while`` that is about to begin."""
+        """A ``for`` or ``while`` at its beginning."""
         return Loop(self._merger)
 
     def together(self, what: str) -> None:

@@ -1,8 +1,4 @@
-"""A record of the loads, stores and atomics of a launch, from which it can be repeated on other memory.
-
-Whatever else a program does (it prints, it computes with an address, it reaches memory of no argument, it has a
-finding) spoils the tape.
-"""
+"""A record of a launch's loads, stores and atomics, to repeat them; a print, a finding or the like spoils it."""
 
 from __future__ import annotations
 
@@ -32,9 +28,8 @@ Transfer: TypeAlias = Callable[[Array, Origin], Array | None]
 class Step:
     """One load, store or atomic of a batch, at a line of the kernel.
 
-    ``argument`` is the position of the view that its pointers lead to, ``offsets`` (uint64) are the pointers less the
-    address of that view's region. ``found`` are the bits that it returned, ``None`` for a store. ``active`` is the
-    batch's.
+    ``argument`` is the position of the view that its pointers are in, ``offsets`` (uint64) are relative to the address
+    of that view's region. ``found`` are the result's bits, ``None`` for a store. ``active`` is the batch's.
     """
 
     transfer: Transfer
@@ -57,10 +52,7 @@ class Part:
 
 @dataclass(slots=True)
 class Tape:
-    """The batches of one launch; without any once it is ``spoilt``.
-
-    ``arguments`` are the positions of its views while it is recorded; ``room`` is the most bytes that it may take.
-    """
+    """The batches of one launch, none if ``spoilt``. ``arguments``: positions of its views; ``room``: most bytes."""
 
     arguments: dict[View, int]
     room: int
@@ -113,7 +105,7 @@ def recording(tape: Tape) -> Iterator[None]:
 
 
 def running() -> Tape | None:
-    """The tape of the launch that runs now, if it is recorded."""
+    """The tape of the current launch, if it is recorded."""
     return _running
 
 
@@ -124,7 +116,7 @@ def part(now: batch.Batch) -> None:
 
 
 def spoil() -> None:
-    """Spoil the tape of the launch that runs now, if there is one."""
+    """Spoil the tape of the current launch, if there is one."""
     if _running is not None:
         _running.spoil()
 

@@ -1,1 +1,1 @@
-"""Which memory each access reaches, and what is wrong with it."""
+"""Finds the memory that each access reaches, and what is wrong with it."""

@@ -19,7 +19,7 @@ from pytest_fusion.interpreter.memory.regions import Origin, Region, Regions, Vi
 
 @dataclass(slots=True)
 class Launching:
-    """The memory and order of the launch that runs now. ``grid`` has x, y, z."""
+    """The memory and order of the current launch. ``grid`` has x, y, z."""
 
     regions: Regions
     grid: tuple[int, int, int]
@@ -146,7 +146,7 @@ class Access:
         site: Site | None = None,
         number: int | None = None,
     ) -> None:
-        """A finding about the lanes ``lanes`` (bool of the access's shape, or with fewer programs).
+        """Report a finding about the lanes ``lanes`` (bool of the access's shape, or with fewer programs).
 
         ``site`` and ``number`` (from 1) are those of the access, unless the finding is about an earlier one.
         """
@@ -190,7 +190,7 @@ class Access:
 
 
 def _outside(view: View, byte: int) -> str:
-    """How far ``byte`` is outside the storage, in words."""
+    """How far ``byte`` is outside the storage, as text."""
     size, region = view.itemsize, view.region
     if byte < 0:
         return f"{-(byte // size)} before the start of its storage"

@@ -1,9 +1,8 @@
 """The order that atomics create between programs of a launch.
 
-Everything a program did before an atomic with release semantics comes before everything another does after a later one
-with acquire semantics on the same address, transitively (happens-before, Lamport 1978). Stored are the releases of each
-address, and for each acquire how many releases it saw. The order of two programs is computed when they access the same
-element, which is rare.
+What a program did before an atomic with release semantics comes before what another does after a later one with acquire
+semantics on the same address, transitively (happens-before, Lamport 1978). It stores each address's releases, and how
+many each acquire saw; the order of two programs is computed when they access one element, which is rare.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ class Order:
 
     def __init__(self) -> None:
         self._time = 0
-        # Of each address: the programs and times of its releases, in order.
+        # By address: the programs and times of its releases, in order.
         self._released: dict[int, list[tuple[int, int]]] = {}
-        # Of each program: time, address, and how many releases there were.
+        # By program: time, address, and number of releases.
         self._acquired: dict[int, list[tuple[int, int, int]]] = {}
         self._known: dict[int, _Known] = {}
 

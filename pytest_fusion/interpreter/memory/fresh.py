@@ -1,4 +1,4 @@
-"""`FreshMemory`: tracks which bytes of memory from ``torch.empty`` hold no value yet."""
+"""Tracks which bytes of memory from ``torch.empty`` hold no value yet."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _PATTERN: Final = (0xA5, 0x7F)
 class FreshMemory(DispatchMode):
     """A dispatch mode that is a provider for ``regions.described_by``.
 
-    Within it, CPU memory from ``torch.empty`` and its kin holds a pattern and counts as unwritten. Operators of torch
-    that write an argument, and kernels' stores, mark it written. Writes of other code show because the pattern is gone.
+    Within it, CPU memory from ``torch.empty`` and the like holds a pattern and counts as unwritten. Torch operators
+    that write an argument, and kernels' stores, mark it written. Writes of other code remove the pattern.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class FreshMemory(DispatchMode):
         return facts if storage is not None and not storage.expired() else None  # type: ignore[no-untyped-call]
 
     def hidden(self) -> frozenset[int]:
-        """Nothing: no memory here belongs to guards."""
+        """Empty: no memory here belongs to guards."""
         return frozenset()
 
     def __torch_dispatch__(

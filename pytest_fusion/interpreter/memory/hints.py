@@ -1,11 +1,10 @@
 """Checks of ``tl.multiple_of``, ``tl.max_contiguous`` and ``tl.max_constancy``, the basis of vector accesses.
 
-The divisibility of a pointer is that of its address in bytes; of a block it is that of the first element of each
-contiguous run (Triton's axis analysis), so that ``multiple_of(pid * B + arange(0, B), B)`` is true. Triton's own
-tutorials put hints on indices that were wrapped or clamped (``% M``, ``where(i < M, i, 0)``), and mask the lanes that
-break them in the result; such hints are not judged, since only the stored result matters. A block that still counts up
-somewhere shows by its values that it was wrapped. One that does not (``i % 1``, the zeros of a last tile's ``where``)
-is compared with the indices that it was made from: a hint that is false for those too is reported.
+A pointer's divisibility is that of its address in bytes; a block's is that of the first element of each contiguous run
+(Triton's axis analysis), so ``multiple_of(pid * B + arange(0, B), B)`` is true. Triton's own tutorials put hints on
+wrapped or clamped indices (``% M``, ``where(i < M, i, 0)``), and mask the lanes that break them in the result, so these
+hints are not judged. The values of a block that still counts up somewhere show that it was wrapped. One that does not
+(``i % 1``, the zeros of a last tile's ``where``) must keep the hint for its source indices.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ def max_constancy(tensor: type, input: Any, values: Any, **_: Any) -> Any:
 
 
 def _integers(input: Any) -> Array | None:
-    """The hinted numbers, int64; ``None`` where a hint is not judged (blocks of pointers)."""
+    """The hinted numbers, int64; ``None`` if a hint is not judged (blocks of pointers)."""
     data: Array = np.asarray(input.handle.data)
     if input.dtype.is_ptr():
         return None
@@ -115,8 +114,8 @@ def _apart(data: Array, axis: int, number: int, step: int) -> Array:
 def _forgiven(input: Any, bad: Array, axis: int, of: Callable[[Array], Array]) -> Array:
     """``bad`` without the lanes for which the hint is true of the indices before they were wrapped or clamped.
 
-    Only a source that counts up somewhere can excuse a lane: for the bound of a clamp, one number everywhere, any hint
-    is true. A source whose rank has changed since is compared if its elements still are the block's.
+    Only a source that counts up somewhere excuses a lane: any hint is true of a clamp's bound, which is one number. A
+    source of another rank is compared if its elements still are the block's.
     """
     unwrapped: Unwrapped | None = input.handle.attr.get(WRAPPED)
     if unwrapped is None or not bad.any():

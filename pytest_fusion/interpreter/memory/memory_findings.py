@@ -1,4 +1,4 @@
-"""Wrong accesses of kernels to memory, as plain data, and where they are sent."""
+"""Wrong accesses of kernels to memory, as plain data, and their destination."""
 
 from __future__ import annotations
 
@@ -63,11 +63,10 @@ class Site:
 class Finding:
     """A kind of wrong access at a line.
 
-    ``argument`` is the kernel's parameter that the pointer came from (``None`` if unknown), ``program`` the id x, y, z
-    of the first program that did it, ``index`` the element's logical index in the argument (``None`` outside of it),
-    ``offset`` its distance in elements from the argument's first one, ``shape`` and ``strides`` (in elements) those
-    of the argument. ``count`` is the number of lanes, ``other`` the program on the other side of a race (the same
-    one if two of its own lanes race), ``other_line`` the line of that access.
+    ``argument``: the kernel's parameter that the pointer came from (``None`` if unknown). ``program``: the id x, y, z
+    of the first program that did it. ``index``: the element's logical index (``None`` outside the argument).
+    ``offset``, ``strides``: in elements. ``count``: lanes. ``other``, ``other_line``: the program (perhaps the same)
+    and line on the other side of a race.
     """
 
     kind: Kind
@@ -126,7 +125,7 @@ _KEY = operator.attrgetter("kind", "file", "line", "argument")
 
 @dataclass(slots=True)
 class Findings:
-    """A list of findings. ``immediate``: the first one is raised as ``MemoryFinding`` instead.
+    """A list of findings. ``immediate``: raise the first one as ``MemoryFinding`` instead.
 
     ``tracking`` switches on the checks that need a record of earlier accesses: races, unwritten and gap accesses.
     """
@@ -134,7 +133,7 @@ class Findings:
     immediate: bool = False
     tracking: bool = True
     found: list[Finding] = field(default_factory=list)
-    # Lines that read between the elements of an argument: legal, but a reason when the result depends on it.
+    # Lines that read between the elements of an argument: legal, but a reason if the result depends on it.
     gap_reads: dict[tuple[str, int, str | None], Site] = field(default_factory=dict)
 
     def add(self, finding: Finding) -> None:
@@ -152,13 +151,13 @@ _deferred: list[list[Finding]] = []
 
 
 def deferring() -> AbstractContextManager[list[Finding]]:
-    """Collect findings in a list instead, until it is known whether they matter."""
+    """Collect findings in a list, until it is known whether they matter."""
     return listed(_deferred, [])
 
 
 @dataclass(slots=True)
 class _Running:
-    """The kernel that runs now. A frame of one knows ``runtime_name``, and its file is not below ``triton_folder``.
+    """The current kernel. Its frames know ``runtime_name``, and their files are not below ``triton_folder``.
 
     ``replayed``: the line whose access is repeated while no kernel runs. ``reported`` counts findings.
     """
@@ -174,12 +173,12 @@ _now = _Running()
 
 
 def reported() -> int:
-    """How many findings there have been since the process began, deferred ones included."""
+    """How many findings there were since the process began, deferred ones included."""
     return _now.reported
 
 
 def report(finding: Finding) -> None:
-    """Pass a finding on to where findings go now."""
+    """Pass a finding to the current destination."""
     _now.reported += 1
     if _deferred:
         _deferred[-1].append(finding)
@@ -187,13 +186,13 @@ def report(finding: Finding) -> None:
         current().add(finding)
 
 
-# Launches outside of any session: an access that would corrupt memory is refused at once.
+# Launches outside of any session: an access that would corrupt memory raises at once.
 _default = Findings(immediate=True, tracking=False)
 _sessions: list[Findings] = [_default]
 
 
 def current() -> Findings:
-    """Where findings go now."""
+    """The current destination of findings."""
     return _sessions[-1]
 
 
@@ -208,7 +207,7 @@ def configure(runtime_name: str, triton_folder: str) -> None:
 
 
 def launching(kernel: str) -> AbstractContextManager[None]:
-    """Name the kernel that runs now."""
+    """Name the current kernel."""
     return holding(_now, kernel=kernel)
 
 
@@ -223,7 +222,7 @@ def replay_at(site: Site) -> None:
 
 
 def site() -> Site:
-    """The line of the kernel, or of its device function, that runs now."""
+    """The current line of the kernel or of its device function."""
     if _now.replayed is not None:
         return _now.replayed
     name, folder = _now.runtime_name, _now.triton_folder

@@ -1,8 +1,7 @@
 """Races: records which program last stored and loaded each element, and reports unordered accesses.
 
-Programs of a launch have no order on a GPU. A store and another access to the same element by two programs are a race
-unless both are atomic, the store does not change the value, or atomics order them (``atomic_order``): the "last program
-done" ticket, a lock. Only atomics on scalars count as such signals.
+Two programs' store and other access to one element race unless both are atomic, the store changes nothing, or atomics
+on scalars order them (``atomic_order``): the "last program done" ticket, a lock.
 """
 
 from __future__ import annotations

@@ -16,16 +16,15 @@ from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
 from pytest_fusion.interpreter.control.batch import some
 from pytest_fusion.interpreter.scoped import listed
 
-# A storage larger than this is mostly gap, or an interpreted kernel would never finish. Masks and copies cover only its
-# elements, since a whole one would need memory that its untouched pages do not.
+# A larger storage is mostly gap, or an interpreted kernel would never finish. Masks and copies cover only its elements:
+# a whole one would need memory that its untouched pages do not.
 FAR_BYTES = 1 << 30
 
 
 class Owned:
     """A computed mask of a storage that is too large for a mask of bytes; indexed by offsets like one.
 
-    ``layouts``: first byte, shape, strides in elements, bytes of an element. Each stride must exceed the reach of
-    all smaller ones.
+    ``layouts``: first byte, shape, strides in elements, itemsize; each stride exceeds the reach of all smaller ones.
     """
 
     def __init__(self, layouts: Sequence[tuple[int, tuple[int, ...], tuple[int, ...], int]]) -> None:
@@ -49,8 +48,7 @@ class Owned:
 class Facts:
     """Facts about a storage beyond its size.
 
-    ``own``: bool (bytes,), the bytes that may be written, ``None`` for all. ``written``: bool (bytes,), the bytes that
-    hold a value, ``None`` for all; stores set it.
+    Bool (bytes,), or ``None`` for all: ``own`` bytes may be written; ``written`` bytes hold a value (stores set it).
     """
 
     own: Array | Owned | None = None
@@ -73,7 +71,7 @@ _providers: list[Provider] = []
 
 
 def described_by(provider: Provider) -> AbstractContextManager[object]:
-    """Call ``provider(storage address)`` for what is known about the storages of launches."""
+    """Call ``provider(storage address)`` for facts about the storages of launches."""
     return listed(_providers, provider)
 
 
@@ -129,7 +127,7 @@ class Region:
     shadow: Any = None
     saved: tuple[list[Array], Array | None] | None = None
     saved_as: int = -1
-    # Addresses computed from its pointers are multiples of this: no access of this many bytes or fewer is misaligned.
+    # Addresses computed from its pointers are multiples of this: no access of so many bytes or fewer is misaligned.
     step: int = 1 << 30
     _typed: dict[int, Array] = field(default_factory=dict)
     _own: tuple[int, Array | Owned | None] | None = None
@@ -152,7 +150,7 @@ class Region:
         return found
 
     def counted_in(self, itemsize: int) -> None:
-        """Note a pointer into it to elements of ``itemsize`` bytes."""
+        """Record a pointer into it to elements of ``itemsize`` bytes."""
         self.step = min(self.step, itemsize)
 
     def save(self) -> None:
@@ -302,10 +300,9 @@ class Regions:
         return found
 
     def containing(self, pointers: Array, among: Iterable[Region] | None = None) -> list[tuple[Region | None, Array]]:
-        """The region of each address, uint64, any shape: pairs of a region and bool of the same shape.
+        """The region of each address (uint64, any shape): pairs of a region, ``None`` for none, and a bool array.
 
-        Addresses in no region come with ``None``. Live tensors outside of the launch's arguments are searched once a
-        launch: tables of pointers lead to them.
+        Tables of pointers reach live tensors other than the arguments; these are searched once a launch.
         """
         found: list[tuple[Region | None, Array]] = []
         left = np.ones(pointers.shape, np.bool_)

@@ -16,7 +16,7 @@ MANY = -1
 class Touched:
     """``elements`` (int64, of ``itemsize`` bytes each, (programs or 1, ...)) where ``selected`` (all: ``None``).
 
-    Everything else is computed on first use: most loads are from memory that nothing stores to.
+    The rest is computed on first use: most loads are from memory without stores.
     """
 
     def __init__(self, elements: Array, selected: Array | None, itemsize: int) -> None:
@@ -31,7 +31,7 @@ class Touched:
 
     @property
     def held(self) -> int:
-        """How many elements of memory this keeps alive."""
+        """How many elements of memory this holds."""
         return int(self._elements.size)
 
     @cached_property
@@ -47,7 +47,7 @@ class Touched:
 
     @cached_property
     def index(self) -> Array | slice:
-        """``flat``, as a slice where it counts up by one: ten times faster, and no two lanes share an element."""
+        """``flat``, as a slice if it counts up by one: ten times faster, and no two lanes share an element."""
         flat = self.flat
         if flat.size > 1 and flat[-1] - flat[0] == flat.size - 1 and bool((flat[1:] - flat[:-1] == 1).all()):
             return slice(int(flat[0]), int(flat[-1]) + 1)

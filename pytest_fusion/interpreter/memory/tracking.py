@@ -31,8 +31,8 @@ def own_lanes(
     return np.asarray(~strange if selected is None else selected & ~strange)
 
 
-# A storage of gigabytes gets no access history, which takes four bytes for each element, gaps included. Races do not
-# depend on where the elements are, so a smaller case shows them.
+# A storage of gigabytes gets no access history, which takes four bytes for each element, gaps included. A smaller case
+# shows its races, which do not depend on where the elements are.
 def track_load(access: Access, region: Region, view: View | None, elements: Array, selected: Array | None) -> None:
     """Check a load; it races with a store of another program, before or after it."""
     lanes = Touched(elements, selected, access.itemsize)
@@ -60,7 +60,7 @@ def track_store(
     if with_store is not None:
         access.report("racing-stores", view, region, lanes.at(with_store.lanes), conflict=with_store)
     if with_load is not None:
-        # The load ran first here, but its result is what the race decides: the finding names its line.
+        # The load ran first here, but the race decides its result: the finding names its line.
         _report_mirrored("racing-load", access, region, view, lanes, with_load)
 
 
@@ -139,7 +139,7 @@ def _check_written(access: Access, region: Region, view: View | None, lanes: Tou
     if not blank.any():
         return
     if facts.untouched is not None:
-        # Code that is not tracked may have written it: then it no longer holds the fill of fresh memory.
+        # Untracked code may have written it: then it no longer holds the fill of fresh memory.
         blank[blank] = facts.untouched(first[blank])
     if blank.any():
         access.report("unwritten-load", view, region, lanes.at(np.flatnonzero(blank)))

@@ -1,7 +1,7 @@
 """Loads, stores and atomics of all programs of a batch.
 
-Lanes that a check refuses are not performed: such a load gives the masked fill, such a store changes nothing. Values
-move through numpy views of the storages; Triton's own C++ loops take 40 ns an element where these take 2-5.
+Lanes that a check rejects are not performed: a load gives the masked fill, a store changes nothing. Values move through
+numpy views of the storages, 2-5 ns an element; Triton's own C++ loops take 40.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def load(
     mask: Array | None = None,
     other: Array | None = None,
 ) -> Array:
-    """Values of ``dtype`` at ``pointers``; where masked off or refused ``other``, else a fill."""
+    """Values of ``dtype`` at ``pointers``; where masked off or rejected ``other``, else a fill."""
     found = _load(pointers, origin, dtype, mask, other)
     if (recording := tape.running()) is not None:
         again = partial(_load, dtype=dtype, mask=mask, other=other)
@@ -125,8 +125,8 @@ def atomic(
 ) -> Array:
     """A read-modify-write of every lane, one after the other: program by program, lane by lane.
 
-    ``update(elements, values, memory)`` performs it for lanes in order and returns what each found and whether it
-    changed its element; ``expected`` is passed first where given. A masked lane gets zero.
+    ``update([expected,] elements, values, memory)`` runs lanes in order and returns the value that each found and
+    whether it changed its element. A masked lane gets zero.
     """
     again = partial(
         _atomic, values=values, mask=mask, update=update, expected=expected, acquire=acquire, release=release

@@ -1,8 +1,7 @@
 """The values of masked-off lanes of a load without ``other``, which Triton leaves undefined.
 
-Results are judged with 0 there, which NVIDIA's code generator puts into the register today; poison shows whether they
-depend on it. No single number exposes every kernel: a maximum passes over NaN, a minimum over a large number. So in
-turn the lanes hold NaN and numbers far from 0 of both signs.
+Results are judged with 0 there, as NVIDIA's code generator uses today; poison shows whether they depend on it. No
+number exposes every kernel (maxima ignore NaN, minima large numbers): lanes have NaN and both large signs in turn.
 """
 
 from __future__ import annotations
@@ -43,8 +42,7 @@ _settings = _Settings()
 def masked_fill(fill: Fill, *, poisoned: Site | None = None) -> Iterator[dict[Site, None]]:
     """Give masked-off lanes ``"poison"`` (the default) or ``"zero"``, except in the line ``poisoned``.
 
-    Yields the lines that have masked-off loads without ``other``, in the order in which they first ran; the dict is
-    complete when the block ends.
+    Yields the lines with masked-off loads without ``other``, in order of first run, complete at the end of the block.
     """
     met: dict[Site, None] = {}
     with holding(_settings, fill=fill, poisoned=poisoned, met=met):
@@ -52,14 +50,14 @@ def masked_fill(fill: Fill, *, poisoned: Site | None = None) -> Iterator[dict[Si
 
 
 def judged_lanes() -> AbstractContextManager[dict[Site, None]]:
-    """As ``masked_fill``, with what an outer one chose, else zero."""
+    """``masked_fill`` with an outer one's choice, else zero."""
     return masked_fill(_settings.fill or "zero", poisoned=_settings.poisoned)
 
 
 def masked_lanes(dtype: np.dtype[Any], mask: Array | None, shape: tuple[int, ...]) -> Array:
-    """What a load of ``dtype`` and ``shape`` (programs, *block) without ``other`` has where ``mask`` is false."""
+    """The value of a load of ``dtype`` and ``shape`` (programs, *block) without ``other`` where ``mask`` is false."""
     if mask is None or mask.all():
-        return np.asarray(poison(dtype))  # for lanes that a check refuses
+        return np.asarray(poison(dtype))  # for lanes that a check rejects
     here = memory_findings.site() if _settings.met is not None else None
     if here is not None and _settings.met is not None:
         _settings.met[here] = None

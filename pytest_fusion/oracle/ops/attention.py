@@ -1,4 +1,4 @@
-"""Scaled dot-product attention, all back ends: one mathematical definition with the roundings of a fused kernel."""
+"""Scaled dot-product attention of all back ends: one definition with the roundings of a fused kernel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pytest_fusion.oracle.rounding import GRIDS
 
 
 def _arguments(op: Op, q: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor | None, bool, float]:
-    """``(mask or bias, causal, scale)`` from the native schema of the back end that was chosen."""
+    """``(mask or bias, causal, scale)`` by the native schema of the chosen back end."""
     given = named(op.function, args, kwargs)
     mask = given.get("attn_mask", given.get("attn_bias"))
     if given.get("dropout_p"):
@@ -46,7 +46,7 @@ def _grouped(q: Tensor, k: Tensor) -> Tensor:
 
 
 def _stored(op: Op, weights: Tensor) -> Tensor:
-    """The probabilities as a fused kernel feeds them to the second product: in the dtype of the values."""
+    """The probabilities as a fused kernel passes them to the second product: in the dtype of the values."""
     dtype = op.outs[0].dtype
     return op.noise.rounded(weights, dtype) if dtype in GRIDS and not op.wide else weights
 
@@ -68,7 +68,7 @@ def _attention(op: Op, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: An
     k, v = _grouped(q, k), _grouped(q, v)
     scores, weights = _weights(op, q, k, mask, causal, scale)
     value = op.relative(product(op, _stored(op, weights), v), 2)
-    # Rows without any visible key: each back end has its own answer (zeros or NaN), so the native one is taken.
+    # Rows without a visible key: back ends return zeros or NaN, so the native answer is taken.
     empty = torch.isneginf(scores).all(-1, True)
     if bool(empty.any()):
         value = torch.where(empty, as_float(op.outs[0]).unsqueeze(0), value)
@@ -76,7 +76,7 @@ def _attention(op: Op, q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: An
 
 
 def _delta(op: Op, whole: Tensor, weights: Tensor) -> Tensor:
-    """The sum by row as a kernel has it from the result that it stored."""
+    """The sum by row as a kernel computes it from the result that it stored."""
     if op.spread is None or op.noise.kind != "E":
         return whole
     out = op.noise.spread(whole)

@@ -14,7 +14,7 @@ NONE, MEAN, SUM = 0, 1, 2
 
 
 def _shared(weight: Tensor | None) -> Tensor | None:
-    """One table of class weights for all positions: lanes of one that was computed with noise share the first."""
+    """Class weights, the same for all positions: noisy lanes share the first."""
     return None if weight is None else as_float(weight)[:1]
 
 
@@ -32,7 +32,7 @@ def _nll(
         return loss, share.new_zeros((1,))
     weights = share.sum(every) if every else share
     value = total(op, loss, every, False)
-    # Even one position is scaled and divided in float32.
+    # Even a single position is scaled and divided in float32.
     return (op.relative(value / weights, 2) if reduction == MEAN else value), weights
 
 
@@ -65,7 +65,7 @@ def _elementwise_loss(op: Op, x: Tensor, target: Tensor, reduction: int = MEAN, 
 
 @computed("native_dropout")
 def _dropout(op: Op, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
-    """The lanes share the native mask: what is judged is the arithmetic, not the draw."""
+    """Dropout with the native mask in all lanes: the arithmetic is judged, not the draw."""
     mask = op.outs[1].unsqueeze(0)
     x = as_float(x)
     if not train or p == 0:

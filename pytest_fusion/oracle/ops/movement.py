@@ -1,4 +1,4 @@
-"""Operations that move, select or compare values: no rounding of their own."""
+"""Operations that move, select or compare values, without rounding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 
 def _elementwise(function: Callable[..., Any]) -> Rule:
-    """All lanes at once, which is quicker than one after the other."""
+    """Runs all lanes at once, which is faster than one by one."""
 
     def rule(op: Op, *args: Any, **kwargs: Any) -> Any:
         return function(*aligned(op, args), **kwargs)
@@ -73,7 +73,7 @@ def _fill(op: Op, x: Tensor, value: Any) -> Tensor:
 
 
 def placed(op: Op, indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Indices of lanes; a bool mask selects by its native values, since what it selects has the native shape."""
+    """Indices of lanes; a bool mask selects by its native values, so that the result has the native shape."""
     return [
         native.unsqueeze(0) if native is not None and native.dtype in (torch.bool, torch.uint8) else index
         for native, index in zip(op.args[1], indices, strict=True)

@@ -1,4 +1,4 @@
-"""Softmax and normalisation layers, expanded so that their inner sums, exponentials and roots are rounded too."""
+"""Softmax and normalisation layers, expanded so that inner sums, exponentials and roots are rounded too."""
 
 from __future__ import annotations
 
@@ -17,25 +17,21 @@ from pytest_fusion.oracle.rounding import D
 
 
 def _exp(op: Op, below: Tensor) -> Tensor:
-    """The argument's noise of 3 units covers ``exp2(x * log2 e)`` and online rescaling."""
+    """The exponential; 3 units of argument noise cover ``exp2(x * log2 e)`` and online rescaling."""
     return op.relative(torch.exp(op.relative(below, 3)), 4)
 
 
 def _score(op: Op, x: Operand) -> Tensor:
-    """Scores as kernels round them: scaled by log2 e before the largest is subtracted, ``exp2(y - max(y))``.
-
-    A compiled fused multiply-add keeps all digits of the product; the interpreter and other compilers do not. The
-    largest is rounded in the same way, so that no score overflows that is finite in a kernel.
-    """
+    """Scores as kernels round them: scaled by log2 e before the largest is subtracted, ``exp2(y - max(y))``."""
+    # A compiled fused multiply-add keeps all digits of the product; the interpreter and other compilers do not. The
+    # largest is rounded alike, so that no score overflows that is finite in a kernel.
     noisy = op.relative(as_float(x.unrounded), 1)
     return calm(op, x.value, noisy) if x.loose else torch.where(x.value.abs() * op.unit > 1, x.value, noisy)
 
 
 def calm(op: Op, x: Tensor, noisy: Tensor) -> Tensor:
-    """``noisy``, but in half of the lanes ``x`` itself where its rounding errors could make an exponential overflow.
-
-    There one kernel may overflow and another may not, and the result of the latter needs lanes that are finite.
-    """
+    """``noisy``, with half of the lanes set to ``x`` where rounding errors could make an exponential overflow."""
+    # One kernel may overflow there and another may not; the latter needs finite lanes.
     coarse = x.abs() * op.unit > 1
     if not bool(coarse.any()):
         return noisy
@@ -52,17 +48,14 @@ def _softmax(op: Op, x: Operand, dim: int, *_: Any, **__: Any) -> Tensor:
 
 
 def softmax(op: Op, x: Tensor, dims: list[int], score: Tensor, again: Tensor | None) -> Tensor:
-    """``score`` is ``x`` as the difference with its largest value may read it.
-
-    Of a computed score what is divided may have been computed ``again``: even the only one of a row is not exactly 1
-    then.
-    """
+    """Softmax of ``x``; ``score`` is ``x`` as the difference with its largest value may read it."""
+    # The numerator may be computed ``again`` for a computed score: then a row's only element is not exactly 1.
     top = x.amax(dims, True) if x.numel() else x.sum(dims, True)
     grown = _exp(op, score - top)
     whole = total(op, grown, dims, True)
     if again is not None:
         grown = _exp(op, calm(op, x, op.relative(again, 1)) - top)
-    # A row with an overflow is rescaled by 0 * inf in kernels that go by blocks.
+    # Kernels that go by blocks rescale a row with an overflow by 0 * inf.
     return op.relative(torch.where(torch.isinf(whole), math.nan, grown / whole), 2)
 
 
@@ -73,7 +66,7 @@ def _log_softmax(op: Op, operand: Operand, dim: int, *_: Any, **__: Any) -> Tens
     whole = total(op, _exp(op, _score(op, operand) - top), dims, True)
     below = (op.relative(operand.again, 1) if operand.loose else x) - top
     log = _log(op, whole)
-    # x - lse, as kernels that need the log-sum-exp anyway have it: rounded where it is as large as the largest x.
+    # x - lse, as in kernels that need the log-sum-exp anyway: rounded at the size of the largest x.
     lse = torch.nan_to_num(top + log, 0.0, 0.0, 0.0)
     return op.relative(op.relative(below, 1) - log, 1) + (lse - op.relative(lse, 1))
 
@@ -96,7 +89,7 @@ def _logsumexp(op: Op, operand: Operand, dim: Any, keepdim: bool = False) -> Ten
 
 
 def _affine(op: Op, value: Tensor, weight: Operand | None, bias: Operand | None, dim: int = 0) -> Tensor:
-    """``value`` times weight plus bias, which stand at the last dims, or along the ``dim`` of lanes (L, N, C, ...)."""
+    """``value`` times weight plus bias, which are at the last dims, or along ``dim`` of lanes (L, N, C, ...)."""
 
     def placed(parameter: Operand) -> Tensor:
         wide = as_float(parameter.value)
@@ -150,7 +143,7 @@ def _group_norm(
 def _softmax_backward(op: Op, grad: Operand, given: Operand, dim: int, *_: Any) -> Tensor:
     output, spread, dims = given.value, grad.lanes.spread, dims_from_end(dim, rank(grad.value))
     whole = total(op, grad.value * output, dims, True)
-    # Kernels have the whole from the forward pass's output (delta), so what was computed twice is subtracted.
+    # Kernels take the sum from the forward pass's output (delta), so a value computed twice is subtracted.
     value = op.relative(output * op.relative(grad.again - whole, 1), 2)
     if spread is None or op.noise.kind != "E":
         return value
@@ -169,12 +162,9 @@ def _log_softmax_backward(op: Op, grad: Tensor, output: Tensor, dim: int, *_: An
 
 @computed("native_layer_norm_backward _fused_rms_norm_backward", operands=True)
 def _norm_backward(op: Op, grad: Operand, x: Operand, shape: Sequence[int], *rest: Any) -> tuple[Tensor | None, ...]:
-    """``root * (g - mean(g) - value * mean(g * value))`` and the gradients of weight and bias, as the mask wants them.
-
-    The mean, and a bias, only a layer norm has. Where g is a product, a GPU contracts it with the difference into one
-    operation that does not round it, while the mean has rounded it: of a single element 4e-6 was left over where plain
-    arithmetic has 0 (root is 316 there).
-    """
+    """``root * (g - mean(g) - value * mean(g * value))`` and the gradients of weight and bias that the mask wants."""
+    # Only a layer norm has the mean and a bias. Where g is a product, a GPU contracts it with the difference and leaves
+    # it unrounded, but the mean has rounded it: a single element gave 4e-6 instead of 0 (root is 316 there).
     *mean, root, weight = rest[: 3 if op.name.startswith("native") else 2]
     value = op.relative(x.value - mean[0].value, 1) if mean else x.value
     value = op.relative(value * root.value, 1)

@@ -1,7 +1,4 @@
-"""Operations that order values. Which of equal ones they name torch leaves open, so each lane names another one.
-
-The documentation of each says that any of several equal ones may be returned; that of the sorts unless ``stable``.
-"""
+"""Operations that order values. Which of equal ones they return is documented as open, except for stable sorts."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from pytest_fusion.oracle.ops.rule_registry import Op, each, exact, from_end, na
 
 @exact("topk sort kthvalue median nanmedian mode")
 def _ordered(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Values and places; where the choice between equal ones is free, every lane but the oracle has other places."""
+    """Values and places; every lane but the oracle chooses other places among equal values."""
     values, places = _of_either_sign(op, x, lambda v: each(getattr(torch, op.name), v, *args, **kwargs))
     given = named(op.function, (x, *args), kwargs)
     if places is None or given.get("stable") or not rank(x) or not places.numel():
@@ -41,12 +38,9 @@ def _argsort(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
 
 
 def _of_either_sign(op: Op, x: Tensor, call: Callable[[Tensor], Any]) -> tuple[Tensor, Tensor | None]:
-    """What ``call`` finds where no NaN has a sign bit; where some have and that changes it, every second lane has what
-    it finds then.
-
-    NaN is larger than all numbers for torch, but below them with a sign bit for its radix and merge sorts on CUDA
-    (pytorch#190781): which of the two a kernel follows is not ours to say.
-    """
+    """The result of ``call`` without sign bits of NaN; where they change it, every second lane has them."""
+    # torch sorts NaN above all numbers, but its radix and merge sorts on CUDA sort one with a sign bit below them
+    # (pytorch#190781). A kernel may do either.
     nan = x.isnan()
     found = call(torch.where(nan, math.nan, x) if x.is_floating_point() else x)
     if isinstance(found, Tensor):
@@ -63,8 +57,10 @@ def _of_either_sign(op: Op, x: Tensor, call: Callable[[Tensor], Any]) -> tuple[T
 
 
 def _instead(x: Tensor, along: int) -> Tensor | None:
-    """For every place of ``x`` (K, *shape) that of an equal value, or its own: another one in each of the K lanes, all
-    of them where there are no more than K, else spread over them. Each lane is a permutation. None: none are equal."""
+    """For every place of ``x`` (K, *shape) that of an equal value, another one in each lane; None: none are equal.
+
+    The K lanes use all equal places if there are no more than K, else spread over them. Each lane is a permutation.
+    """
     if x.shape[along] < 2:
         return None
     order = x.argsort(dim=along, stable=True)

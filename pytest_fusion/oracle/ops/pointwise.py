@@ -1,9 +1,9 @@
 """Arithmetic, elementary functions and activations with their derivatives, element by element.
 
-Noise is in units of the arithmetic's roundoff (2^-24 below float64). A plain rounding comes from the stochastic
-rounding of the result; what is added here is what honest kernels do differently: a reciprocal times instead of a
-division (2 units), ``exp2(x * log2 e)`` for ``exp`` (the argument moves by a unit, so the result by |x| of them),
-library functions of a few units, and ``2 * sigmoid(2x) - 1`` for ``tanh`` (absolute, near zero).
+Noise is in units of the arithmetic's roundoff (2^-24 below float64). Stochastic rounding of the result covers a plain
+rounding. The noise here covers what honest kernels do otherwise: a reciprocal and a product instead of a division (2
+units), ``exp2(x * log2 e)`` for ``exp`` (the argument moves by a unit, so the result by |x| units), library functions
+of a few units, and ``2 * sigmoid(2x) - 1`` for ``tanh`` (absolute, near zero).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _rsub(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
 
 @computed("lerp")
 def _lerp(op: Op, a: Tensor, b: Tensor, weight: Any) -> Tensor:
-    """``a + weight * (b - a)``, in every other lane ``(1 - weight) * a + weight * b``: kernels have either."""
+    """``a + weight * (b - a)``, or in every other lane ``(1 - weight) * a + weight * b``."""
     a, b, weight = (as_float(v) for v in aligned(op, (a, b, op.number(weight, rest=True))))
     out = op.noise.spread(torch.lerp(a, b, weight if isinstance(weight, Tensor) else float(weight)))
     out[1::2] = op.noise.spread(a + op.relative(weight * op.relative(b - a, 1), 1))[1::2]
@@ -52,7 +52,7 @@ def _add(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
     a, b, factor = (as_float(v) for v in aligned(op, [op.number(v) for v in (a, b, alpha)]))
     total: Tensor = a + (b if isinstance(factor, int) and factor == 1 else _scaled(op, b, factor))
     if isinstance(factor, Tensor) and op.outs[0].dtype in NARROW:
-        # ATen's code for the CPU takes it in 16 bits.
+        # ATen's CPU code takes it in 16 bits.
         total = mixed(op.noise, [total], [a + b * held(alpha, op.outs[0].dtype)])[0]
     if op.terms > 1:
         sizes = (v[:1].abs() if isinstance(v, Tensor) else total.new_tensor(abs(v)) for v in (a, b))
@@ -62,7 +62,7 @@ def _add(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
 
 
 def _rounded(op: Op, value: Tensor) -> Tensor:
-    """A product inside of an operation, as a kernel that does not contract it has it."""
+    """A product inside an operation, as a kernel that does not contract it rounds it."""
     return op.relative(value, 1) if op.wide else op.noise.rounded(value, torch.float32)
 
 
@@ -74,7 +74,7 @@ def _scaled(op: Op, term: Any, factor: Any) -> Any:
 
 
 def _power_of_two(value: Any) -> Any:
-    """Whether a number is one, or (bool) which elements of a tensor are: nothing is rounded that they divide."""
+    """Whether a number, or (bool) each element of a tensor, is a power of two: dividing by it is exact."""
     if isinstance(value, Tensor):
         return value.to(torch.float64).frexp().mantissa.abs() == 0.5
     return isinstance(value, (int, float)) and value != 0 and math.isfinite(value) and abs(math.frexp(value)[0]) == 0.5
@@ -110,7 +110,7 @@ def _addcdiv(op: Op, c: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Tenso
 
 @computed("addcmul")
 def _addcmul(op: Op, c: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Tensor:
-    """``(value * a) * b`` and ``value * (a * b)`` each round twice, and both round ``value`` itself."""
+    """``c + value * a * b``: both orders round twice, and both round ``value`` itself."""
     c, a, b, factor = (as_float(v) for v in aligned(op, (c, a, b, op.number(value))))
     total: Tensor = c + _scaled(op, _rounded(op, a * b), factor)
     return total
@@ -122,7 +122,7 @@ def _reciprocal(op: Op, x: Tensor) -> Tensor:
 
 
 def _noisy(names: str, units: float, absolute: float = 0.0, argument: float = 0.0) -> None:
-    """Enters functions with errors of so many ``units`` of the result, ``absolute`` ones, and of their ``argument``."""
+    """Enter functions with errors of ``units`` of the result, ``absolute`` ones, and of their ``argument``."""
 
     @pointwise(names)
     def rule(op: Op, *args: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ def _noisy(names: str, units: float, absolute: float = 0.0, argument: float = 0.
 
 _noisy("sqrt", 2)
 _noisy("rsqrt hypot", 3)
-# As ``x * pi / 180`` two roundings more, and one of the number.
+# ``x * pi / 180`` has two roundings more, and one of the number.
 _noisy("deg2rad rad2deg", 3)
 _noisy("exp", 3, argument=2)
 _noisy("expm1 log1p erf", 4)
@@ -150,13 +150,13 @@ _noisy("logaddexp", 4, absolute=2)
 
 @pointwise("exp2")
 def _exp2(op: Op, x: Tensor) -> Tensor:
-    """A power of two is exact wherever it is computed, and what it scales (microscaling formats) keeps its ties."""
+    """2^x, exact for whole x, so that what it scales (microscaling formats) keeps its ties."""
     return _exact_where(op, x == x.round(), torch.exp2(x), lambda: op.relative(torch.exp2(op.relative(x, 1)), 3))
 
 
 @pointwise("xlogy", numbers=True)
 def _xlogy(op: Op, x: Any, y: Any) -> Tensor:
-    """``x * log(y)``, whose logarithm has the error of any, and exactly 0 where ``x`` is."""
+    """``x * log(y)`` with the error of the logarithm, and exactly 0 where ``x`` is."""
     exact = torch.xlogy(x, y)
     log = op.absolute(op.relative(torch.log(y if isinstance(y, Tensor) else torch.full_like(exact, y)), 4), 2)
     return torch.where(torch.isfinite(exact) & (exact != 0), x * log, exact)
@@ -169,7 +169,7 @@ def tanh(op: Op, x: Tensor) -> Tensor:
 
 @pointwise("sigmoid")
 def sigmoid(op: Op, x: Tensor) -> Tensor:
-    """Sigmoid, below float64 of no number smaller than float32's: ``x`` times a share that a GPU flushed is zero."""
+    """Sigmoid, below float64 with float32's range: a GPU flushes a smaller share, and ``x`` times that is zero."""
     grown = op.relative(torch.exp(-op.relative(x, 2)), 3)
     share = op.relative(1 / (1 + grown), 3)
     return share if op.wide else op.noise.rounded(share, torch.float32)
@@ -192,7 +192,7 @@ def _mish(op: Op, x: Tensor) -> Tensor:
 
 @pointwise("gelu")
 def gelu(op: Op, x: Tensor, approximate: str = "none") -> Tensor:
-    """GELU with its own conditioning: in the negative tail 1 + erf (1 + tanh) keeps only the absolute error of erf."""
+    """GELU; in the negative tail 1 + erf (1 + tanh) has only the absolute error of erf."""
     if approximate == "tanh":
         inner = op.relative(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x), 4)
         share = tanh(op, inner)
@@ -203,7 +203,7 @@ def gelu(op: Op, x: Tensor, approximate: str = "none") -> Tensor:
 
 @pointwise("softplus")
 def softplus(op: Op, x: Tensor, beta: float = 1, threshold: float = 20) -> Tensor:
-    # log(1 + e^x) rounds 1 + e^x: absolute, in units of 1 / beta.
+    # log(1 + e^x) rounds 1 + e^x: an absolute error in units of 1 / beta.
     smooth = op.absolute(op.relative(torch.nn.functional.softplus(x * beta, 1, 1e9), 4), 2) / beta
     return torch.where(x * beta > threshold, x, smooth)
 
@@ -216,7 +216,7 @@ def _elu(op: Op, x: Tensor, alpha: float = 1, scale: float = 1, input_scale: flo
 
 @pointwise("hardsigmoid")
 def _hardsigmoid(op: Op, x: Tensor) -> Tensor:
-    """``x / 6 + 0.5`` is off by as much near its zero as elsewhere."""
+    """``x / 6 + 0.5``, whose error is absolute near its zero."""
     return op.absolute(op.relative((x + 3) / 6, 2), 1).clamp(0, 1)
 
 
@@ -233,7 +233,7 @@ def _pow(op: Op, base: Any, exponent: Any) -> Tensor:
             return value
         if exponent in (3, 4, 0.5, -0.5, -1, -2, 1.5):
             return op.relative(value, 3)
-    # exp2(y log2 x): the rounding of the exponent is worth |y log x| units of the result.
+    # exp2(y log2 x): rounding the exponent moves the result by |y log x| units.
     scale = (exponent * torch.log(base.abs() if isinstance(base, Tensor) else value.new_tensor(abs(base)))).abs()
     scale = torch.where(torch.isfinite(scale), scale, 0.0)
     out = op.noise.spread(value)
@@ -251,7 +251,7 @@ def _sigmoid_backward(op: Op, grad: Tensor, output: Tensor) -> Tensor:
 
 @pointwise("tanh_backward")
 def _tanh_backward(op: Op, grad: Tensor, output: Tensor) -> Tensor:
-    # 1 - y * y cancels where tanh saturates: what is left is the rounding of the square.
+    # 1 - y * y cancels where tanh saturates; the rounding of the square remains.
     return op.relative(grad * op.absolute(1 - output * output, 1), 2)
 
 
@@ -280,7 +280,7 @@ def _softplus_backward(op: Op, grad: Tensor, x: Tensor, beta: float, threshold: 
 
 @pointwise("log_sigmoid_backward")
 def _log_sigmoid_backward(op: Op, grad: Tensor, x: Tensor, *_: Any) -> Tensor:
-    # 1 - sigmoid(x) is the same, and rounds at the size of 1.
+    # 1 - sigmoid(x) is equal, and rounds at the size of 1.
     return op.relative(grad * op.absolute(sigmoid(op, -x), 1), 2)
 
 
@@ -292,7 +292,7 @@ def over(lanes: Tensor, shape: Sequence[int]) -> Tensor:
 
 @computed("_to_copy copy")
 def _cast(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """A cast: the value read is the value before rounding to the new dtype. ``copy`` takes the old value first."""
+    """A cast: readers of the raw value get it before rounding to the new dtype. ``copy`` has the old value first."""
     out = op.outs[0]
     if op.name == "copy":
         x = over(args[0], out.shape)
@@ -300,7 +300,7 @@ def _cast(op: Op, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     if out.dtype.is_floating_point:
         return as_float(x)
     if x.dtype.is_floating_point:
-        # Conversion of what the integer dtype does not hold is undefined: such elements follow the native result.
+        # Converting what an integer dtype cannot hold is undefined: those elements follow the native result.
         if out.dtype == torch.bool:
             return x != 0
         fits = torch.isfinite(x) & (x.abs() < 2.0**62)

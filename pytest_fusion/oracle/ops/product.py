@@ -15,19 +15,18 @@ from pytest_fusion.oracle.operand import Operand
 from pytest_fusion.oracle.ops.rule_registry import Op, as_float, computed, each
 from pytest_fusion.oracle.rounding import GRIDS, D, unit
 
-# Tensor cores add products in groups and truncate the accumulator and each product instead of rounding them (Fasi et
-# al. 2021, "Numerical behavior of NVIDIA tensor cores"): a drift towards zero, in units a term. Such sums of K = 256 to
-# 4096 positive terms came out 0.074 to 0.096 K too small on an H200 in float16 (0.02 to 0.05 K in bfloat16), 0.16 K
-# where one term is large and comes first, up to 0.19 K where all are equal; sums of both signs scatter by 0.02 K of
-# the root of their squares.
+# Tensor cores add products in groups, and truncate the accumulator and each product (Fasi et al. 2021, "Numerical
+# behavior of NVIDIA tensor cores"): a drift towards zero, in units a term. Sums of K = 256 to 4096 positive terms were
+# 0.074 to 0.096 K too small on an H200 in float16 (0.02 to 0.05 K in bfloat16), 0.16 K where one term is large and
+# comes first, up to 0.19 K where all are equal. Sums of both signs scatter by 0.02 K of the root of their squares.
 GROUP = 16
 _LOST, _SCATTER = 0.1, 0.02
-# Elsewhere such products are added in float32, by a library that may add in groups.
+# Elsewhere a library adds in float32, possibly in groups.
 _LOST_ON_CPU = 1 / (3 * GROUP)
-# Of an accumulator that begins with a bias each term costs up to 0.16 units of that: as much as so many roundings of
-# its own, by the square of K (``Op.carried``).
+# In an accumulator that begins with a bias each term costs up to 0.16 units of the bias: as much as K^2 times this
+# constant roundings of its own (``Op.carried``).
 _CARRIED = 0.14
-# Float8 products that Hopper's tensor cores add before a kernel takes the sum over, and what that costs (see below).
+# Float8 products that Hopper's tensor cores add before a kernel takes over the sum, and the cost (`added_coarsely`).
 EIGHTHS = 128
 _CUT, _SCATTERED = 6.2e-4, 4e-4
 
@@ -37,7 +36,7 @@ def product(op: Op, a: Operand | Tensor, b: Operand | Tensor) -> Tensor:
     one, other = _operand(a), _operand(b)
     low_one, low_other = _low(one, other), _low(other, one)
     if low_one is None and low_other is None and one.source and other.source:
-        # Queries and keys that were turned or normed: both computed, and both stored in 16 bits before the product.
+        # Queries and keys that were rotated or normed: both are computed, and stored in 16 bits before the product.
         left, right = _fed(op, one.value, None, other.source), _fed(op, other.value, None, one.source)
     else:
         left, right = _fed(op, one.value, low_one, low_other), _fed(op, other.value, low_other, low_one)
@@ -63,46 +62,40 @@ def product(op: Op, a: Operand | Tensor, b: Operand | Tensor) -> Tensor:
 
 
 def _operand(value: Operand | Tensor) -> Operand:
-    """Of a tensor that the rule itself computed nothing is known but its values."""
+    """An operand; of a tensor that the rule computed itself only the values are known."""
     return value if isinstance(value, Operand) else Operand(value, Lanes(value, value), value)
 
 
 def _distributed(op: Op, value: Tensor, size: Tensor) -> Tensor:
-    """A product with a factor that is a sum, as ``x @ (q * s + m)``: ``s * (x @ q) + m * sum(x)`` is the same.
-
-    Kernels for 4-bit weights have it so (llama.cpp's q4_1). Both parts, of ``size`` (*shape) together at most, are
-    rounded when they are scaled and when they are added.
-    """
+    """A product with a factor that is a sum: ``x @ (q * s + m)`` is also ``s * (x @ q) + m * sum(x)``."""
+    # Kernels for 4-bit weights do this (llama.cpp's q4_1). The parts, up to ``size`` (*shape), round when scaled and
+    # added.
     return op.noise.scattered(value, size * op.unit)
 
 
 def _low(operand: Operand, other: Operand) -> torch.dtype | None:
-    """The 16-bit dtype that holds an operand's values, if one does.
-
-    Of integers that says nothing: 8 bits fit bfloat16, and beside a factor of float32 a kernel that rounded that to
-    bfloat16 passed. Beside one that comes from 16 bits both go to tensor cores so.
-    """
+    """The 16-bit dtype that holds an operand's values, if one does."""
+    # Integers beside float32 have none: 8 bits fit bfloat16, and a kernel that rounded the float32 factor to bfloat16
+    # passed. Beside a factor from 16 bits both go to tensor cores in 16 bits.
     if operand.low is None and operand.codes and (other.low or other.source) is None:
         return None
     return operand.low or _narrow(operand.value)
 
 
 def _fed(op: Op, value: Tensor, low: torch.dtype | None, other: torch.dtype | None) -> Tensor:
-    """A computed float32 operand as tensor cores get it when the other one is low-precision: in the other's dtype.
-
-    Fused attention and MLP kernels store probabilities and activations so between their two products; a reference
-    that upcasts its inputs keeps them in float32. Inputs that are float32 themselves stay as they are.
-    """
+    """A computed float32 operand as tensor cores get it beside a low-precision one: in the other's dtype."""
+    # Fused attention and MLP kernels store probabilities and activations like this between two products; a reference
+    # that upcasts its inputs keeps them in float32. Inputs that are float32 themselves stay unchanged.
     if op.noise.kind != "E" or op.wide or value.shape[0] == 1 or low is not None or other is None:
         return value
-    # Rounded before or after it is divided by its sum, so at any scale: values that lie on the grid one way do not the
-    # other way. Equal ones, as the weights of equal scores, share their error; others have the error of one rounding
-    # and no more, or an accumulator of 16 bits hides in it (33 roundings of a weight gradient passed).
+    # Rounded before or after the division by its sum, so at a random scale: values on the grid one way are not on it
+    # the other way. Equal values, as weights of equal scores, share their error. Others have the error of one rounding,
+    # or an accumulator of 16 bits hides in it (33 roundings of a weight gradient passed).
     scale = torch.exp2(op.noise.uniform((1,) * (value.dim() - 1), value.device) / 2 - 0.5)
     fed = op.noise.spread(value)
     lanes = fed[1:]
     near = (lanes * scale).to(other).to(fed.dtype) / scale
-    # What is beyond the other's range a kernel has as infinity, or at a scale at which it is not.
+    # What exceeds the other's range is infinity in a kernel, or is at a scale where it fits.
     near[1::2] = torch.where(torch.isfinite(near[1::2]), near[1::2], lanes[1::2])
     near[::2] = torch.where(lanes[::2].abs() > torch.finfo(other).max, lanes[::2].sign() * math.inf, near[::2])
     lanes.copy_(near)
@@ -110,10 +103,7 @@ def _fed(op: Op, value: Tensor, low: torch.dtype | None, other: torch.dtype | No
 
 
 def truncated(op: Op, value: Tensor, squares: Tensor, terms: int) -> Tensor:
-    """Lets lanes drift towards zero, for products of low-precision values: kernels use tensor cores there.
-
-    ``squares`` (*shape) is the sum of the squared terms.
-    """
+    """``value`` with lanes drifting towards zero, as on tensor cores; ``squares`` (*shape) sums the squared terms."""
     if op.wide or terms <= GROUP:
         return value
     if not value.is_cuda:
@@ -125,16 +115,16 @@ def truncated(op: Op, value: Tensor, squares: Tensor, terms: int) -> Tensor:
 def added_coarsely(op: Op, value: Tensor, squares: Tensor, terms: int) -> Tensor:
     """Products of float8 on Hopper, whose tensor cores keep some 14 bits of a sum and cut off the rest.
 
-    A kernel that means to be exact adds each ``EIGHTHS`` of them to a float32 of its own (DeepSeek-V3, section 3.3.2;
-    ``use_fast_accum=False``; Triton's ``max_num_imprecise_acc``). On an H200 such sums of positive terms came out
-    6.2e-4 too small, and sums of both signs scattered by 1.3e-4 of the root of their squares, by 3e-4 where factors
-    differ by 2^12. Without the second accumulator 4096 positive terms lose 7 %, which no test should let pass.
+    Accurate kernels add each ``EIGHTHS`` of them to a float32 accumulator (DeepSeek-V3, section 3.3.2;
+    ``use_fast_accum=False``; Triton's ``max_num_imprecise_acc``). On an H200 these sums of positive terms were 6.2e-4
+    too small, and sums of both signs scattered by 1.3e-4 of the root of their squares, by 3e-4 where factors differ by
+    2^12. Without that accumulator 4096 positive terms lose 7 %, which must not pass.
     """
     return value if op.wide else _lossy(op, value, _CUT * min(1.0, terms / EIGHTHS), squares.sqrt() * _SCATTERED)
 
 
 def _lossy(op: Op, value: Tensor, lost: float, deviation: Tensor | None = None) -> Tensor:
-    """``value``, but lanes up to twice the share ``lost`` closer to zero, all alike, and scattered."""
+    """``value`` with lanes up to twice the share ``lost`` closer to zero, all alike, and scattered."""
     out = op.noise.spread(value)
     share = op.noise.uniform((1,) * (value.dim() - 1), value.device).add(1)
     out[1:].sub_(torch.where(torch.isfinite(out[1:]), out[1:], 0.0) * share * lost)
@@ -142,11 +132,8 @@ def _lossy(op: Op, value: Tensor, lost: float, deviation: Tensor | None = None) 
 
 
 def _narrow(value: Tensor) -> torch.dtype | None:
-    """The 16-bit dtype whose values these are, by their significant bits.
-
-    None where some value has more bits, and where none has more than four: masks, one-hot rows and small integers are
-    no sign of a low-precision input.
-    """
+    """The 16-bit dtype whose values these are, by significant bits; None where some have more, or all at most four."""
+    # Masks, one-hot rows and small integers indicate no low-precision input.
     bits = (value[1] if value.shape[0] > 1 else value[0]).contiguous().view(torch.int64)
     if not bool((bits & ((1 << 49) - 1)).any()):
         return None
@@ -233,11 +220,11 @@ def _convolution(op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *rest: 
 def _without_zeros(
     op: Op, value: Tensor, x: Tensor, w: Tensor, terms: int, multiply: Callable[[Tensor, Tensor], Tensor]
 ) -> Tensor:
-    """Half of the lanes as of a kernel that leaves out what is multiplied by 0, where others add 0 * NaN.
+    """``value`` with half of the lanes from a kernel that skips products with 0, where others add 0 * NaN.
 
-    Attention does not read the keys that its mask leaves out, a sum over the rows of one group no other group's, and
-    torch itself does either in the padding of a convolution: on a CPU one weight that is NaN reaches past the edge in
-    float16, in float32 it does not. ``x`` and ``w`` (*shape) are the oracle's factors.
+    Attention skips masked keys, a sum over one group's rows the other groups, and torch itself some padding of a
+    convolution: on a CPU a NaN weight reaches past the edge in float16, but not in float32. ``x`` and ``w`` (*shape)
+    are the oracle's factors.
     """
     if bool(torch.isfinite(value[0]).all()):
         return value

@@ -1,4 +1,4 @@
-"""Sums, means, norms, scans and scattered additions, with the rounding of a float accumulator in any order."""
+"""Sums, means, norms, scans and scattered additions, rounded like a float accumulator in any order."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _sum(op: Op, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: An
     return total(op, torch.nan_to_num(x, nan=0.0) if op.name == "nansum" else x, dims, keepdim)
 
 
-# Numbers of a mean that an update rounds more coarsely than a sum in any order does.
+# The largest count for which an update of a mean rounds more coarsely than a sum in any order.
 _FEW = 8
 
 
@@ -64,14 +64,14 @@ def _mean(op: Op, x: Tensor, dim: Any = None, keepdim: bool = False, *, dtype: A
 
 
 def _updated(op: Op, mean: Tensor, x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    """A mean computed by ``mean += (x - mean) / count``: every other lane has NaN where a value makes it infinite.
+    """A mean by ``mean += (x - mean) / count``: every other lane has NaN where a value makes it infinite.
 
-    Welford's and Chan's updates meet ``inf - inf`` there, ATen's on the CPU too. A mean of squares is never computed
+    Welford's and Chan's updates meet ``inf - inf`` there, ATen's on the CPU too. Means of squares are never computed
     that way; squares are not negative, and are computed, so that lanes differ.
 
-    Of two values the update rounds their difference where a sum rounds the sum, of 8 and -8 twice as coarsely as any
-    order does: honest moments were refused in 3 of 12 calls of 31 such rows, of 400 rows of three in 12 of 40, of four
-    in 5. Of more than a few the orders' share covers it.
+    For two values the update rounds their difference, and a sum their sum: for 8 and -8 twice as coarse as any order.
+    Honest moments were refused in 3 of 12 calls of 31 rows of two, and for 400 rows in 12 of 40 with three values, in 5
+    with four. For more values the noise of the order covers it.
     """
     if 2 <= (terms := count(x, dims)) <= _FEW:
         apart = (x[0].amax(dims, keepdim) - x[0].amin(dims, keepdim)) * (op.unit / terms)
@@ -87,10 +87,7 @@ def _updated(op: Op, mean: Tensor, x: Tensor, dims: list[int], keepdim: bool) ->
 
 
 def moments(op: Op, x: Tensor, dims: list[int], read: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, centred values and the mean of their squares, each with its roundings; reduced dims have size 1.
-
-    ``read`` is ``x`` as the difference with its mean may have it.
-    """
+    """Mean, centred values (of ``x`` as ``read``) and mean square, with their roundings; reduced dims have size 1."""
     mean = _updated(op, average(op, x, dims, True), x, dims, True)
     centred = at_operands_size(op.noise, op.relative(read - mean, 1), x[0].abs(), op.unit)
     return mean, centred, average(op, centred.square(), dims, True)
@@ -140,7 +137,7 @@ def _prod(op: Op, x: Tensor, dim: int | None = None, keepdim: bool = False, *, d
 
 
 def _scan(rule: Callable[[Op, Tensor, int, Tensor], Tensor]) -> Rule:
-    """A rule of a scan of ``x`` along a dim (from the end), with 1..n along that, broadcastable with one lane."""
+    """The rule of a scan of ``x`` along a dim (from the end); ``rule`` also gets 1..n along that, broadcastable."""
 
     def scan(op: Op, x: Tensor, dim: int, *, dtype: Any = None) -> Tensor:
         x, along = as_float(x), from_end(dim, rank(x))
@@ -174,18 +171,18 @@ def _cumprod(op: Op, x: Tensor, along: int, steps: Tensor) -> Tensor:
 @_scan
 def _logcumsumexp(op: Op, x: Tensor, along: int, steps: Tensor) -> Tensor:
     out = op.absolute(op.relative(torch.logcumsumexp(x, along), 3), 4)
-    # Every step adds a rounding of the running exponential sum; their sum walks at random.
+    # Each step rounds the running exponential sum; the errors walk at random.
     out[1:].add_(op.noise.normal(tuple(x.shape[1:]), x.device) * (steps.sqrt() * (op.unit / 3)))
     return out
 
 
 def _scattered(op: Op, add: Callable[[Tensor, Tensor], Tensor], into: Tensor, values: Tensor) -> Tensor:
-    """``add(into, values)`` for additions at random places, which round as often as each place has terms."""
+    """``add(into, values)`` for additions at given places, with as many roundings as each place has terms."""
     into, values = as_float(into), as_float(values)
     value, first_into, first = add(into, values), into[:1], values[:1]
     squares = add(first_into.square(), first.square())[0]
     terms = add((first_into != 0).to(first.dtype), torch.ones_like(first))[0]
-    # Atomic additions round each partial sum to the dtype that is stored: as written (kind E), or float32 (F).
+    # Atomic additions round each partial sum to the stored dtype (kind E), or to float32 (F).
     stored = op.unit if op.noise.kind == "F" else unit(op.outs[0].dtype)
     noisy = op.accumulated(value, squares, terms, unit_roundoff=stored)
     return torch.where(terms > 1, noisy, value)
@@ -233,7 +230,7 @@ def _embedding_backward(op: Op, grad: Tensor, index: Tensor, rows: int, padding:
     value = _scattered(op, add, into, grad)
     if not by_frequency:
         return value
-    # ATen scales every term by a reciprocal that it rounds; one division at the end is as good.
+    # ATen scales every term by a rounded reciprocal; one division at the end is as good.
     return op.relative(value / add(into, torch.ones_like(grad[:1])).clamp_min(1), 2)
 
 

@@ -1,4 +1,4 @@
-"""The table of ATen operators, and what a rule works with that carries one out on lanes."""
+"""The table of ATen operators, and what their rules work with."""
 
 from __future__ import annotations
 
@@ -25,39 +25,38 @@ R = TypeVar("R", bound=Rule)
 class Operator:
     """What is known of an ATen operator by its name: the rule that carries it out on lanes, and its kind.
 
-    A ``rule`` computes values before rounding, and each result is rounded to its native dtype. It is ``exact`` where it
-    moves or selects values (done on the raw and on the rounded lanes alike, and never rounded), ``semantic`` where it
-    rounds, compares or converts (done for real in every lane, on what an honest kernel would read there). With
-    ``operands`` it gets an `Operand` for each tensor.
+    A ``rule`` computes values before rounding; each result is then rounded to its native dtype. ``exact``: it moves or
+    selects values, raw and rounded lanes alike, without rounding. ``semantic``: it rounds, compares or converts, for
+    real in every lane, on what an honest kernel would read. With ``operands`` it gets an `Operand` for each tensor.
     """
 
     rule: Rule | None = None
     exact: bool = False
     semantic: bool = False
     operands: bool = False
-    # A constant, most in the shape of the argument.
+    # A constant, usually in the shape of the argument.
     constant: bool = False
     casts: bool = False
-    # Changes no digit of complex numbers but by its result's dtype.
+    # Changes complex numbers only by the result's dtype.
     moves: bool = False
-    # Exact of real numbers; of complex ones a root of two squares, and what is divided by it.
+    # Exact for real numbers; for complex ones a root of two squares, or divided by it.
     modulus: bool = False
     # Does not read what it writes.
     overwrites: bool = False
-    # Positions of the running statistics, which it writes although its schema does not say so.
+    # Positions of the running statistics, which it writes against its schema.
     updates: tuple[int, ...] = ()
     sums: bool = False
-    # May leave a chain of additions as it is, element by element.
+    # May carry on a chain of additions, element by element.
     carries: bool = False
     # The last two operands are the factors of a product; ``product``: there are no others.
     factors: bool = False
     product: bool = False
-    # Chooses places by masks, which lanes have in common.
+    # Selects places by masks, which lanes share.
     places: bool = False
-    # Leaves float8 numbers float8 numbers, but for a factor.
+    # Maps float8 numbers to float8 numbers, up to a factor.
     scales: bool = False
     largest: bool = False
-    # Which of equal values it names is open.
+    # May return any of several equal values.
     unordered: bool = False
 
 
@@ -65,7 +64,7 @@ OPERATORS: dict[str, Operator] = {}
 
 
 def enter(names: str, **facts: Any) -> None:
-    """Adds to what is known of each of the ``names``."""
+    """Add facts about each of the ``names``."""
     for name in names.split():
         OPERATORS[name] = replace(OPERATORS.get(name, Operator()), **facts)
 
@@ -90,10 +89,9 @@ enter("topk sort argsort kthvalue median nanmedian mode", unordered=True)
 class Op:
     """One operation in flight: the functional overload ``function``, its base ``name``, native ``args`` and ``outs``.
 
-    ``terms``: the length of the longest product that made an operand. A rule may set the others:
-    ``spread`` (*shape): of a product of 16-bit factors, the error of rounding these once more.
-    ``made``: of a product, its ``Lanes.terms`` where tensor cores truncate.
-    ``exact`` (bool, broadcastable to the result): where no kernel rounds the result; float64 has no finer reference.
+    ``terms``: the length of the longest product that made an operand. A rule may set ``spread`` (*shape), the error of
+    rounding a product's 16-bit factors once more; ``made``, a product's ``Lanes.terms`` where tensor cores truncate;
+    and ``exact`` (bool, broadcastable to the result), where no kernel rounds although float64 has no finer reference.
     """
 
     noise: Noise
@@ -108,23 +106,23 @@ class Op:
 
     @property
     def wide(self) -> bool:
-        """True when a result is float64."""
+        """Whether a result is float64."""
         return any(out.dtype == D for out in self.outs)
 
     @property
     def unit(self) -> float:
-        """2^-24 for everything below float64: kernels and ATen alike compute low precision in float32."""
+        """2^-24 below float64: kernels and ATen compute low precision in float32."""
         return U64 if self.wide else U32
 
     def relative(self, value: Tensor, units: float) -> Tensor:
         return self.noise.relative(value, units * self.unit)
 
     def number(self, value: Any, *, rest: bool = False) -> Any:
-        """A Python number as kernels hold it: off by up to a unit, alike in all elements, unless float32 holds it.
+        """A Python number as kernels hold it: off by up to a unit, the same in all elements, unless float32 holds it.
 
-        ``0.9 * a + 0.1 * b`` and ``a + 0.1 * (b - a)`` differ by that where they cancel. What is left of 1 beside
-        another number, or by what the operation means (``rest``), a kernel computes of that: ``1 - 0.999`` in float32,
-        as moments of Adam have it, is off by 1.3e-5 of itself.
+        ``0.9 * a + 0.1 * b`` and ``a + 0.1 * (b - a)`` differ by that where they cancel. A number that is 1 minus
+        another, or is by meaning (``rest``), may be computed: ``1 - 0.999`` in float32, as for Adam's moments, has a
+        relative error of 1.3e-5.
         """
         if not isinstance(value, float) or self.wide or not math.isfinite(value):
             return value
@@ -145,7 +143,7 @@ class Op:
         magnitude: Callable[[], Tensor] | None = None,
         unit_roundoff: float | None = None,
     ) -> Tensor:
-        """A sum with the rounding of a float accumulator; ``magnitude`` is only called where overflow is near."""
+        """A sum rounded by a float accumulator; ``magnitude`` is only called near overflow."""
         if not isinstance(terms, Tensor) and terms <= 1:
             return total
         near = magnitude is not None and not self.wide and bool((squares * terms > LARGEST32**2).any())
@@ -153,16 +151,14 @@ class Op:
         return self.noise.accumulated(total, squares, terms, unit_roundoff or self.unit, size)
 
     def carried(self, total: Tensor, size: Tensor, terms: int) -> Tensor:
-        """``total`` (L, *shape) of an accumulator that began with a bias and held ``size`` (*shape) in all its steps.
-
-        Each step rounds at that magnitude: a variance of ``u^2 size^2 / 3`` times 0.54, the mean square of the power
-        of two below a number over the number.
-        """
+        """``total`` (L, *shape) of an accumulator that began with a bias and had ``size`` (*shape) at each step."""
+        # Each step rounds at that magnitude, with variance ``u^2 size^2 / 3`` times 0.54, the mean square of the power
+        # of two below a number over the number.
         return self.noise.scattered(total, size * (self.unit * math.sqrt(terms / 5.5)))
 
 
 def computed(names: str, **facts: Any) -> Callable[[R], R]:
-    """Enters a function as the rule of the ``names``."""
+    """Enter a function as the rule of the ``names``."""
 
     def entered(rule: R) -> R:
         enter(names, rule=rule, **facts)
@@ -172,10 +168,7 @@ def computed(names: str, **facts: Any) -> Callable[[R], R]:
 
 
 def pointwise(names: str, *, numbers: bool = False) -> Callable[[R], R]:
-    """Enters a function of tensors that broadcast: it gets them with equal ranks, in float64, on the result's device.
-
-    Its ``numbers`` are those that a kernel holds (`Op.number`).
-    """
+    """Enter a function of float64 tensors with equal ranks on one device; ``numbers`` are as kernels hold them."""
 
     def entered(function: R) -> R:
         def rule(op: Op, *args: Any, **kwargs: Any) -> Any:
@@ -198,12 +191,12 @@ def rank(value: Tensor) -> int:
 
 
 def from_end(dim: int, of: int) -> int:
-    """``dim`` counted from the end, so that it means the same with a lane dimension in front."""
+    """``dim`` counted from the end, so that a leading lane dimension does not change it."""
     return dim if dim < 0 else dim - max(of, 1)
 
 
 def dims_from_end(dim: int | Sequence[int] | None, of: int) -> list[int]:
-    """The dims of a reduction, from the end; None or empty means all of ``of`` dims, as ATen has it."""
+    """The dims of a reduction from the end; None or empty means all ``of`` dims, as in ATen."""
     if dim is None or (not isinstance(dim, int) and len(dim) == 0):
         return list(range(-of, 0))
     every = [dim] if isinstance(dim, int) else list(dim)
@@ -215,7 +208,7 @@ def count(value: Tensor, dims: Sequence[int]) -> int:
 
 
 def aligned(op: Op, values: Sequence[Any]) -> list[Any]:
-    """Tensors among ``values`` with equal rank, so that lanes meet lanes when they broadcast; on one device."""
+    """Tensors among ``values`` with equal rank and device, so that lanes broadcast with lanes."""
     top = max((rank(v) for v in values if isinstance(v, Tensor)), default=0)
     device = op.outs[0].device
     return [
@@ -229,17 +222,17 @@ def as_float(value: Tensor) -> Tensor: ...
 @overload
 def as_float(value: Any) -> Any: ...
 def as_float(value: Any) -> Any:
-    """Integer and bool lanes as float64, so that integer division and promotion do not fall back to float32."""
+    """Integer and bool lanes as float64: integer division and promotion would give float32."""
     return value.to(D) if isinstance(value, Tensor) and value.dtype != D else value
 
 
 def named(function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of an ATen overload by the names of its schema, as far as they are given."""
+    """Given arguments of an ATen overload by their names in its schema."""
     return {a.name: v for a, v in zip(function._schema.arguments, args, strict=False)} | kwargs
 
 
 def each(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Runs ``function`` lane by lane and stacks what it returns; for operations without a batched form."""
+    """Run ``function`` lane by lane and stack the results, for operations without a batched form."""
     width = max((v.shape[0] for v in tensors_of((args, kwargs))), default=1)
     results = [function(*own[0], **own[1]) for own in (_lane((args, kwargs), index) for index in range(width))]
     return tree_map(lambda *parts: torch.stack(parts) if isinstance(parts[0], Tensor) else parts[0], *results)

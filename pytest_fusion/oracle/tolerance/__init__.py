@@ -1,4 +1,4 @@
-"""Automatic tolerance: the reference's own rounding decides how far a fused kernel may be off."""
+"""Automatic tolerance: the reference's own rounding decides how far off a fused kernel may be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of discrete outputs: integers, bools and fp8, whose values are rounded for real in every lane."""
+"""The judge of discrete outputs: integers, bools and fp8, whose values are rounded in every lane."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pytest_fusion.oracle.lane_result import OutputLanes
 from pytest_fusion.oracle.rounding import U32, D
 from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict, index_of
 
-# Lanes round more than a kernel that keeps a quotient in float32, whose codes some of 65536 elements never have then:
-# of 24 lanes one strays at 19 of them, and the kernel, right to the last code, at 71.
+# Lanes round more than a kernel that keeps a quotient in float32, whose codes some of 65536 elements then never have:
+# of 24 lanes one strays at 19 elements, and the kernel, right in every code, at 71.
 _NEAR = 4
-# Of fewer elements that are equal each may count for itself.
+# Fewer equal elements may count separately.
 _CLASS = 4
 
 
 def judge_codes(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:
-    """Every element must be a code that honest arithmetic reaches, and not many more may be moved than in the lanes.
+    """The verdict on codes: each must be one that honest arithmetic reaches, and few more may move than in the lanes.
 
     Ties (an argmax between equals, a value between two codes) are free where the lanes disagree; all else is exact.
     """
@@ -34,7 +34,7 @@ def judge_codes(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:
     outside = distance > 0
     flips = [int(n) for n in (every != oracle).sum(1)]
     most = max(flips, default=0)
-    # How often a lane leaves the range of all others is how often an honest kernel may leave the range of all lanes.
+    # An honest kernel may leave the range of all lanes as often as a lane leaves the range of the others.
     lanes_own = [_strays(every, oracle, native, k) for k in range(every.shape[0])] if most else [(0, 0)]
     strays, strays_far = (max(counts) for counts in zip(*lanes_own, strict=True))
     far = int((distance > 1).sum())
@@ -51,11 +51,9 @@ def judge_codes(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:
 
 
 def _alike(got: Tensor, oracle: Tensor, every: Tensor, shape: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The elements that count, one of each class that is moved as a whole, and those of classes that some lane has.
-
-    Equal elements are rounded alike by a kernel, and each for itself in the lanes: a row of one value is moved as a
-    whole or not at all. A class is some elements of one exact code in a row, or in a column where rows are equal.
-    """
+    """Elements that count, one of each class that moves as a whole; and elements of classes that some lane has."""
+    # A kernel rounds equal elements alike, and the lanes do not: a row of one value moves as a whole or not at all. A
+    # class is elements of one exact code in a row, or in a column where rows are equal.
     columns = shape[-1] if shape else 1
     place = torch.arange(got.numel(), device=got.device)
     best: tuple[Tensor, Tensor] | None = None
@@ -74,11 +72,9 @@ def _alike(got: Tensor, oracle: Tensor, every: Tensor, shape: Sequence[int]) -> 
 
 
 def _distance(got: Tensor, every: Tensor, oracle: Tensor, native: Tensor) -> Tensor:
-    """The distance of each value from those that rounding reaches; 0 for a lane's value or one between them.
-
-    Where the lanes have few values far apart (an argmax between equals), only these count. Where they have many (a
-    fine scale), the extremes of few lanes fall short of the ends of what rounding reaches, by half of the range.
-    """
+    """The distance of each value from those that rounding reaches; 0 for a lane's value or one between them."""
+    # Few distinct values far apart (an argmax between equals) count alone. With many (a fine scale), rounding exceeds
+    # the extremes of few lanes by half of their range.
     known = torch.cat([every, oracle[None], native[None]]).sort(0).values
     distinct = 1 + (known[1:] != known[:-1]).sum(0)
     low, high = known[0], known[-1]
@@ -90,7 +86,7 @@ def _distance(got: Tensor, every: Tensor, oracle: Tensor, native: Tensor) -> Ten
 
 
 def _strays(every: Tensor, oracle: Tensor, native: Tensor, lane: int) -> tuple[int, int]:
-    """At how many elements a lane leaves the range of all others, and at how many by more than a step."""
+    """How many elements of a lane are outside the range of all others, and how many by more than a step."""
     others = torch.cat([every[:lane], every[lane + 1 :]])
     distance = _distance(every[lane], others, oracle, native)
     return int((distance > 0).sum()), int((distance > 1).sum())
@@ -131,9 +127,9 @@ def _judge_fp8(candidate: Tensor, lanes: OutputLanes) -> ValuesVerdict:
 def _margin(error: Tensor, exact: Tensor, shape: Sequence[int]) -> Tensor:
     """How far beyond the lanes' ``error`` (K, N) honest rounding may move each element (N): three deviations.
 
-    Where errors drown the exact value, as far as any does in its row: of equal numbers minus their mean rounding alone
-    is left, and a scale taken from that blows it up to the whole range of the codes. An honest kernel has another
-    element as the largest there than the few lanes, or, where all share one error, more of them near it.
+    Where errors exceed the exact value, as much as any in the row. Equal numbers minus their mean leave only rounding,
+    which a scale taken from it expands to the whole range of codes. An honest kernel may have another largest element
+    there than the few lanes or, where all share one error, more elements near it.
     """
     variance = error.square().mean(0)
     columns = shape[-1] if shape else 1
@@ -172,7 +168,7 @@ def _verdict(
 
 
 def offending_codes(candidate: Tensor, lanes: OutputLanes) -> Tensor:
-    """Bool, of the candidate's shape: codes that no lane has."""
+    """Bool, of the candidate's shape: whether no lane has the code."""
     got = candidate.detach().to(D)
     dtype = candidate.dtype
     every = lanes.lanes.to(D)

@@ -13,42 +13,32 @@ from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict, index_o
 
 
 def judge_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> ValuesVerdict:
-    """Judges by fixed tolerances; NaN and infinities must be at the same places, in both directions."""
+    """The verdict by fixed tolerances; NaN and infinities must be at the same places."""
     total = native.numel()
     if candidate.shape != native.shape:
         return mismatched_shape(candidate, native)
     if not total:
         return ValuesVerdict(True, None, "max", 0.0, reason="no elements")
+    share = excess_plain(candidate, native, rtol, atol).reshape(-1)
+    worst, wrong = int(share.argmax()), int((share > 1).sum())
     got, want = candidate.detach().to(D).reshape(-1), native.detach().to(D).reshape(-1)
-    finite = torch.isfinite(got) & torch.isfinite(want)
-    same = finite | (got == want) | (torch.isnan(got) & torch.isnan(want))
-    error = torch.where(finite, (got - want).abs(), 0.0)
-    allowed = torch.where(finite, atol + rtol * want.abs(), 0.0)
-    wrong = ~same | (error > allowed)
-    share = torch.where(error > 0, error / allowed, 0.0)
-    share = torch.where(same, share, math.inf)
-    worst = int(share.argmax())
-    ratio = float(share[worst])
-    ok = not bool(wrong.any())
-    index = index_of(worst, native.shape)
-    name = "max" if bool(same.all()) else "nonfinite"
-    value, expected = float(got[worst]), float(want[worst])
+    astray = ~(torch.isfinite(got) & torch.isfinite(want)) & (share > 0)
+    name = "nonfinite" if bool(astray.any()) else "max"
+    index, value, expected = index_of(worst, native.shape), float(got[worst]), float(want[worst])
+    allowed = atol + rtol * abs(expected) if math.isfinite(value) and math.isfinite(expected) else 0.0
     reason = "within the given tolerance"
-    if not ok:
+    if wrong:
         reason = (
-            f"{int(wrong.sum())} of {total} elements are beyond rtol={rtol:g}, atol={atol:g}; worst at {list(index)}: "
+            f"{wrong} of {total} elements are beyond rtol={rtol:g}, atol={atol:g}; worst at {list(index)}: "
             f"got {value:.9g}, expected {expected:.9g}"
         )
-    found = ValuesVerdict(ok, None if ok else "D", name, ratio, index, value, expected, float(allowed[worst]))
-    return replace(found, mismatched=int(wrong.sum()), total=total, reason=reason)
+    found = ValuesVerdict(not wrong, "D" if wrong else None, name, float(share[worst]), index, value, expected, allowed)
+    return replace(found, mismatched=wrong, total=total, reason=reason)
 
 
 @torch.no_grad()
 def excess_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> Tensor:
-    """float64, of the candidate's shape: ``|got - expected| / (atol + rtol * |expected|)`` of each element.
-
-    Infinite where NaN or infinity stands in the wrong place, and where nothing is allowed and something is off.
-    """
+    """float64, of the candidate's shape: error over ``atol + rtol * |expected|``; infinite for a wrong NaN or inf."""
     if candidate.shape != native.shape:
         return torch.full(candidate.shape, math.inf, dtype=D, device=candidate.device)
     wide = torch.complex128 if native.dtype.is_complex else D
@@ -60,7 +50,7 @@ def excess_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) ->
 
 
 def mismatched_shape(candidate: Tensor, native: Tensor) -> ValuesVerdict:
-    """The failure of a candidate that cannot be compared at all."""
+    """The failure of a candidate whose shape or dtype differs."""
     reason = (
         f"got {tuple(candidate.shape)} {candidate.dtype}, the reference returns {tuple(native.shape)} {native.dtype}"
     )

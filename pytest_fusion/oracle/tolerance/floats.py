@@ -1,4 +1,4 @@
-"""The judge of floating-point outputs: a kernel is compared with what honest rounding of the reference looks like."""
+"""The judge of floating-point outputs, which compares a kernel with honest rounding of the reference."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pytest_fusion.oracle.tolerance.spread import Deviation, Spread, allowed_cla
 from pytest_fusion.oracle.tolerance.statistics import ENOUGH, statistics_of
 from pytest_fusion.run import pristine
 
-# Lanes are judged in groups of at most this many values at a time, which bounds the memory of a large output; in a CPU
-# groups stay in its cache (2^17 values are 1 MiB: 342 ms instead of 561 for 2^20 elements and six lanes).
+# The most lane values judged at a time, which bounds memory; groups of a CPU stay in its cache (2^17 values are 1 MiB:
+# 342 ms instead of 561 for 2^20 elements and six lanes).
 CHUNK = 1 << 22
 CACHED = 1 << 17
-# A failure by more than this factor is no accident of the values drawn.
+# A failure by more than this factor is not due to the values drawn.
 GROSS = 4.0
 WORDS = {
     "max": "single elements are further off than rounding explains",
@@ -31,10 +31,9 @@ WORDS = {
 
 
 def judge_floats(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = True) -> ValuesVerdict:
-    """Judges a floating candidate of the native shape and dtype (fp16, bf16, fp32 or fp64).
+    """The verdict on a floating candidate of the native shape and dtype (fp16, bf16, fp32 or fp64).
 
-    ``inclusive`` raises every limit to 1.1 times what the native reference itself scores, since a kernel no worse than
-    the reference passes; it is off where float32-quality arithmetic is demanded (grade A).
+    ``inclusive`` raises every limit to 1.1 times what the native reference scores; grade A is judged without it.
     """
     shape = tuple(candidate.shape)
     got = candidate.detach().to(D).reshape(-1)
@@ -59,7 +58,7 @@ def judge_floats(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = Tru
         error = _excused(error, got, spread, deviation, limits, native)
     averaged = used
     if used is not None and isinstance(spread.count, Tensor):
-        # Where no lane is finite there is no telling what averages honest kernels have; single elements are held.
+        # Where no lane is finite, the averages of honest kernels are unknown; single elements are judged.
         averaged = used & (spread.count > 0)
     measured = statistics_of(error[None], deviation, spread, shape, averaged)
     measured["max"] = (error / deviation.single).abs().amax(-1, True)
@@ -67,7 +66,7 @@ def judge_floats(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = Tru
 
 
 def _nulls(spread: Spread, shape: tuple[int, ...]) -> dict[str, Tensor]:
-    """The statistics (K) of each lane, stored as a kernel would store it and judged by the other lanes."""
+    """The statistics (K) of each lane, stored as a kernel stores it and judged by the other lanes."""
     most = CHUNK if spread.centre.is_cuda else min(CHUNK, CACHED)
     group = max(1, most // max(1, spread.centre.numel()))
     parts: list[dict[str, Tensor]] = []
@@ -88,7 +87,7 @@ def _limits(
     columns = shape[-1] if shape else 1
     factor = {"max": (2.0, 0.0, 4.0), "rms": (1.2, 2 / math.sqrt(count), 0.0)}
     factor["row"] = (1.5, 2 / math.sqrt(max(columns, 1)), 0.0)
-    # The lanes cover what honest arithmetic does before the last rounding; 3 in 1000 elements are left to surprises.
+    # The lanes cover arithmetic before the last rounding; 3 in 1000 elements are spare.
     factor["moved"] = (2.0, 0.003 + 3 / count, 0.0)
     limits: dict[str, float] = {}
     for name, values in null.items():
@@ -101,7 +100,7 @@ def _limits(
         return limits, None
     finite = torch.isfinite(spread.native) & torch.isfinite(spread.centre)
     native = torch.where(finite, spread.native - spread.centre, 0.0)
-    # Where the reference itself goes astray (an overflow on the way), it is followed there and nowhere else.
+    # Where the reference itself goes astray (an overflow on the way), only there a kernel may follow it.
     astray = native.abs() > 3 * limits["max"] * deviation.single
     own = statistics_of(native[None], deviation, spread, shape, (finite & ~astray)[None])
     for name, value in own.items():
@@ -113,7 +112,7 @@ def _limits(
 def _excused(
     error: Tensor, got: Tensor, spread: Spread, deviation: Deviation, limits: dict[str, float], native: Tensor | None
 ) -> Tensor:
-    """Errors with those elements set to zero where an astray reference is met to within its own rounding."""
+    """Errors, set to zero where the kernel equals an astray reference to within that one's rounding."""
     if native is None:
         return error
     astray = native.abs() > limits["max"] * deviation.single
@@ -133,7 +132,7 @@ def _verdict(
     shape: tuple[int, ...],
 ) -> ValuesVerdict:
     ratios = {name: float(value) / limits[name] for name, value in measured.items() if name in limits}
-    # The first failing statistic in this order says most about where to look.
+    # The first failing statistic in this order is the most specific.
     failing = [name for name in ("max", "row", "rms", "moved") if ratios.get(name, 0.0) > 1]
     name = failing[0] if failing else max(ratios, key=ratios.__getitem__)
     worst = int((error.abs() / deviation.single).argmax())
@@ -164,18 +163,18 @@ def _verdict(
 
 
 def _at(worst: int, got: Tensor, expected: Tensor, shape: tuple[int, ...]) -> dict[str, Any]:
-    """The fields of a verdict that say which element it shows."""
+    """The verdict's fields of the element that it shows."""
     return {"index": index_of(worst, shape), "got": float(got[worst]), "expected": float(expected[worst])}
 
 
 def _without_error(got: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:
-    """The verdict on exact values, as of a copy or a ReLU: none of the allowed error is used."""
+    """The verdict on exact values, as of a copy or a ReLU."""
     reason = "no error: the exact values"
     return ValuesVerdict(True, None, "max", 0.0, **_at(0, got, got, shape), total=got.numel(), reason=reason)
 
 
 def _inexact(got: Tensor, spread: Spread, wrong: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:
-    # Half of the distance to the next number is as good as nothing, and less than any other number is off.
+    # Less than half of the distance to the next number is no error; any other number is further off.
     halves = torch.where(wrong, 2 * (got - spread.centre) / spread.step, 0.0).abs()
     worst = int(halves.argmax())
     at, count = _at(worst, got, spread.centre, shape), int(wrong.sum())
@@ -202,10 +201,7 @@ def _nonfinite(got: Tensor, spread: Spread, fine: Tensor, shape: tuple[int, ...]
 
 
 def excess_floats(candidate: Tensor, lanes: OutputLanes) -> Tensor:
-    """float64, of the candidate's shape: each element's error over what honest rounding explains of it.
-
-    Infinite where NaN or infinity stands in the wrong place.
-    """
+    """float64, of the candidate's shape: error over what rounding explains; infinite for NaN or infinity misplaced."""
     got = candidate.detach().to(D).reshape(-1)
     spread = spread_of(lanes)
     wrong = ~allowed_classes(got, lanes, spread)

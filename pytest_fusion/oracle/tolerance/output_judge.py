@@ -1,4 +1,4 @@
-"""Judges one output: cheaply by a few lanes, and a failure again by many fresh ones."""
+"""Judges one output: by few lanes, and a failure again by many fresh ones."""
 
 from __future__ import annotations
 
@@ -28,15 +28,17 @@ def judge_output(
     wide: Callable[[], OutputLanes] | None = None,
     laid: Callable[[], OutputLanes | None] | None = None,
     eager: Callable[[], Tensor | None] = lambda: None,
+    size: float | None = None,
 ) -> ValuesVerdict:
-    """Judges ``candidate`` by the lanes of the reference as written (kind ``E``).
+    """The verdict on ``candidate`` by the lanes of the reference as written (kind ``E``).
 
     ``few`` are the lanes at hand (6 are enough). If they fail the candidate, fresh ones from ``more()`` (24; 64 for
     fewer than 16 elements) must fail it too. ``fine()`` returns lanes of kind ``F``; when it is given, a pass is
     graded: ``A`` when float32 arithmetic with one rounding explains the result, else ``B``. ``wide()`` returns as many
     of kind ``F`` as ``more()``; where the reference computes in 16 bits, they must fail it as well. ``laid()`` returns
     as many of the reference on inputs in the case's own layout, if there are any. They must fail it too: torch computes
-    some functions differently by layout. ``eager()`` returns what the reference comes to op by op in 16 bits (`fence`).
+    some functions differently by layout. ``eager()`` returns what the reference comes to op by op in 16 bits, and
+    ``size`` is that of a gradient (`fence`).
     """
     by = few
     verdict = _judge(candidate, few)
@@ -44,8 +46,8 @@ def judge_output(
         by = more()
         verdict = _judge(candidate, by)
     if not verdict.ok and wide is not None and candidate.dtype in GRIDS and verdict.statistic != "shape":
-        # Numbers that 16 bits happen to hold round to themselves, and what cancels of them is then 0 in every lane. Of
-        # 1 - sigmoid(40) in bfloat16 a kernel that computes in float32 has 4e-18, and 1e-8 of two gradients of a hinge.
+        # Numbers that 16 bits hold exactly round to themselves, and their cancellation is then 0 in every lane. For 1 -
+        # sigmoid(40) in bfloat16 a float32 kernel has 4e-18, and 1e-8 for two gradients of a hinge.
         strict = _judge(candidate, wide(), inclusive=False)
         if strict.ok:
             return replace(strict, grade="A")
@@ -56,7 +58,7 @@ def judge_output(
             return replace(as_laid, grade="B" if fine is not None else None)
     if not verdict.ok:
         verdict = replace(verdict, by=by)
-        return fenced(verdict, candidate, by, eager) if candidate.dtype in GRIDS else verdict
+        return fenced(verdict, candidate, by, eager, size) if candidate.dtype in GRIDS else verdict
     if fine is None:
         return verdict
     strict = _judge(candidate, fine(), inclusive=False)
@@ -71,7 +73,7 @@ def _judge(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = True) -> 
     if not native.numel():
         return ValuesVerdict(True, None, "exact", 0.0, reason="no elements")
     if native.dtype.is_complex:
-        # Complex operations are not followed by the lanes; what is known is torch's own comparison of float32 results.
+        # Lanes do not follow complex operations; this is torch's own comparison of float32 results.
         size = 64 * torch.finfo(native.dtype).eps
         return judge_plain(
             torch.view_as_real(candidate.resolve_conj()),
@@ -86,10 +88,7 @@ def _judge(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = True) -> 
 
 @torch.no_grad()
 def excess(candidate: Tensor, lanes: OutputLanes) -> Tensor:
-    """float64, of the candidate's shape: each element's error over what is allowed of a single element.
-
-    Infinite where nothing is allowed: NaN or infinity in the wrong place, a code that no lane has, another shape.
-    """
+    """float64, of the candidate's shape: error over the allowed one; infinite for a wrong NaN, code or shape."""
     if candidate.shape != lanes.native.shape:
         return torch.full(candidate.shape, math.inf, dtype=D, device=candidate.device)
     if not candidate.numel():

@@ -24,16 +24,14 @@ def index_of(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
 class ValuesVerdict:
     """The comparison of one candidate tensor with the lanes of its reference.
 
-    ``statistic`` is the one nearest to its limit: ``max`` (one element), ``rms`` (all), ``row``,
-    ``moved`` (16-bit values at another neighbour), ``nonfinite`` (NaN or infinity
-    where no lane has any), ``code`` (fp8, integer or bool values), ``exact``, ``shape``. ``ratio`` is measured over
-    allowed of that statistic, for passes too. ``index``, ``got``, ``expected`` and ``allowed`` (absolute) describe the
-    worst element. ``mismatched`` of ``total`` elements are beyond what a single element may be off. ``statistical``
-    marks a failure that fresh values have to repeat.
-    ``ok`` is grade ``A`` or ``B``, which are only distinguished on request; ``C`` is less accurate than the
-    reference but inside of the fence, ``D`` wrong. ``by`` are the lanes that showed it: with others the error allowed
-    of an element differs. ``swallowed`` says, in words, which elements lost NaN or infinity; the others are judged
-    without them.
+    ``statistic`` is the one nearest to its limit: ``max`` (one element), ``rms`` (all), ``row``, ``moved`` (16-bit
+    values at another neighbour), ``nonfinite`` (NaN or infinity where no lane has any), ``code`` (fp8, integer or bool
+    values), ``exact``, ``shape``. ``ratio`` is that statistic, measured over allowed, for passes too. ``index``,
+    ``got``, ``expected`` and ``allowed`` (absolute) describe the worst element; ``mismatched`` of ``total`` elements
+    are beyond the limit of a single one. ``statistical``: a failure that fresh values must repeat. ``ok`` is grade
+    ``A`` or ``B``, which only differ on request; ``C`` is less accurate than the reference but inside of the fence,
+    ``D`` wrong. ``by`` are the lanes that showed it: others allow other errors. ``swallowed`` says which elements lost
+    NaN or infinity; the others are judged without them.
     """
 
     ok: bool

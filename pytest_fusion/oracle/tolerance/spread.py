@@ -1,4 +1,4 @@
-"""The spread of the lanes at each element: exact value, how far honest rounding moves it, which infinities occur."""
+"""The spread of the lanes at each element: the exact value, how far honest rounding moves it, and infinities."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from pytest_fusion.oracle.lane_result import OutputLanes
 from pytest_fusion.oracle.rounding import GRIDS, D, quantum
 
-# Up to here the smoothing of the variances leaves each lane out in turn; above, one lane does not move a median.
+# Up to here, smoothing the variances leaves each lane out in turn; above, one lane does not move a median.
 FEW = 64
 SAMPLE = 1 << 14
 
@@ -25,7 +25,7 @@ def nonfinite_class(value: Tensor) -> Tensor:
 class Deviation:
     """Granted standard deviations (N) or (B, N): ``mean`` in averages, ``single`` for the worst element.
 
-    Single elements share more of what is usual, since the smallest of many uncertain variances makes the worst score.
+    Single elements share more of the usual variance, as the smallest of many uncertain variances has the worst score.
     """
 
     mean: Tensor
@@ -36,10 +36,10 @@ class Deviation:
 class Spread:
     """One output's lanes, flattened for statistics; float64, ``N`` elements, ``K`` lanes.
 
-    ``centre`` (N) is the oracle (where that is not finite: the native value). ``rounded`` (K, N) are the lanes as an
-    honest kernel would store them, ``squares`` (K, N) their squared errors before that, zero where a lane is not
-    finite. ``finite`` (K, N) is None when everything is. ``count`` (N) finite lanes. ``rho`` and
-    ``typical`` are the median relative and absolute variance of an element; ``moved`` is that of ``OutputLanes``.
+    ``centre`` (N) is the oracle (or, where that is not finite, the native value). ``rounded`` (K, N) are the lanes as
+    an honest kernel would store them, ``squares`` (K, N) their squared errors before that, zero where not finite.
+    ``finite`` (K, N) is None when everything is. ``count`` (N): finite lanes. ``rho`` and ``typical`` are the median
+    relative and absolute variance of an element; ``moved`` is that of ``OutputLanes``.
     """
 
     dtype: torch.dtype
@@ -59,11 +59,9 @@ class Spread:
         return int(self.rounded.shape[0])
 
     def exact(self) -> Tensor | None:
-        """Where a result must equal the reference exactly (N): in an output that is ``moved`` and has no rounding.
-
-        ``None`` for others: a quotient that happens to be exact is 1 - 2^-24 by a reciprocal, of 41 / 41. Zeros and
-        subnormal numbers are left out: what is flushed is another matter.
-        """
+        """Where a result must equal the reference exactly (N): in an output that is ``moved`` and has no rounding."""
+        # ``None`` for others: a quotient that happens to be exact, as 41 / 41, is 1 - 2^-24 by a reciprocal. Zeros and
+        # subnormal numbers are left out, as they may be flushed.
         same = (self.rounded[0] == self.centre) & (self.native == self.centre)
         if not self.moved or not bool((same | ~torch.isfinite(self.native)).all()):
             return None
@@ -71,7 +69,7 @@ class Spread:
         return same & (self.centre.abs() >= tiny)
 
     def deviation(self) -> Deviation:
-        """What an honest kernel's elements (N) are granted, their own rounding to the dtype included."""
+        """The deviations (N) granted to an honest kernel, including its own rounding to the dtype."""
         variance = self.squares.sum(0) / self._at_least_one(self.count)
         return self._deviation(variance, self.rho, self.typical, self.lanes)
 
@@ -88,15 +86,15 @@ class Spread:
         return count.clamp_min(1) if isinstance(count, Tensor) else max(count, 1)
 
     def _deviation(self, variance: Tensor, rho: Tensor, typical: Tensor, lanes: int) -> Deviation:
-        # The variance from few lanes is uncertain, so it shares with what is usual in the tensor; but no element is
-        # granted much more than its own lanes show, or the tails of a GELU would excuse errors at its peaks.
+        # The variance of few lanes is uncertain, so it shares with the tensor's usual one. No element is granted much
+        # more than its own lanes show, or the tails of a GELU would excuse errors at its peaks.
         relative = rho * self.centre.square()
         most = torch.add(2 * self.step.square(), variance, alpha=8)
         common = torch.minimum(relative, most)
         single = torch.minimum(torch.maximum(relative, typical), most)
         if isinstance(self.count, Tensor):
-            # No finite lane: the reference overflows where exact arithmetic does not; a kernel that gets through is
-            # held to eight times the usual relative error.
+            # No finite lane: the reference overflows where exact arithmetic does not; a kernel that does not is limited
+            # to eight times the usual relative error.
             none = self.count == 0
             common, single = (torch.where(none, 128 * relative, value) for value in (common, single))
         return Deviation(self._granted(variance, common, lanes), self._granted(variance, single, lanes))
@@ -105,16 +103,16 @@ class Spread:
         spread = torch.add(variance, common).mul_(0.5)
         rounding = self.step.square() / 12
         if self.centre.numel() < 16:
-            # A variance from few lanes of few elements is itself uncertain: Student's t instead of the normal.
+            # The variance of few lanes and elements is itself uncertain: Student's t instead of the normal.
             spread *= (1 + 6 / lanes) ** 2
         if self.dtype == D:
-            # The oracle computes in float64 as well, so its own error is one more lane's.
+            # The oracle computes in float64 too, so its own error adds one more lane's.
             return (2 * spread + 2 * rounding).sqrt_().clamp_min_(1e-300)
         return spread.add_(rounding).sqrt_()
 
 
 def _typical(variance: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
-    """Median relative and absolute variance of the elements that are not zero: (1), or (B, 1) for (B, N)."""
+    """Median relative and absolute variance of the non-zero elements: (1), or (B, 1) for (B, N)."""
     usable = centre != 0
     if not bool(usable.any()):
         none = variance.new_zeros((*variance.shape[:-1], 1))
@@ -128,7 +126,7 @@ def _typical(variance: Tensor, centre: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def spread_of(lanes: OutputLanes) -> Spread:
-    """Prepares the lanes of a floating output for judging; NaN and infinities are taken out of the statistics."""
+    """The lanes of a floating output, prepared for judging; statistics exclude NaN and infinities."""
     dtype = lanes.native.dtype
     raw = lanes.lanes.reshape(lanes.lanes.shape[0], -1)
     oracle = lanes.oracle.reshape(-1)
@@ -136,7 +134,7 @@ def spread_of(lanes: OutputLanes) -> Spread:
     rounded = raw.to(dtype).to(D) if dtype != D else raw
     finite: Tensor | None = None
     count: Tensor | int = raw.shape[0]
-    # A sum is finite when every term is, short of overflow: one pass instead of three.
+    # A sum is finite if every term is, except for overflow: one pass instead of three.
     if not bool(torch.isfinite(rounded.sum() + oracle.sum() + native.sum())):
         usable = torch.isfinite(raw)
         mean = torch.where(usable, raw, 0.0).sum(0) / usable.sum(0).clamp_min(1)
@@ -155,9 +153,9 @@ def spread_of(lanes: OutputLanes) -> Spread:
 
 
 def allowed_classes(candidate: Tensor, lanes: OutputLanes, spread: Spread) -> Tensor:
-    """True (N) where the candidate is finite, infinite or NaN as the oracle, the native result or some lane is.
+    """Whether (N) the candidate is finite, infinite or NaN as the oracle, the native result or some lane is.
 
-    Where the exact value is within four deviations of overflow, both sides of it are allowed.
+    Within four deviations of overflow, both sides of it are allowed.
     """
     got = nonfinite_class(candidate)
     oracle = lanes.oracle.reshape(-1)
@@ -170,6 +168,6 @@ def allowed_classes(candidate: Tensor, lanes: OutputLanes, spread: Spread) -> Te
     over = torch.where(oracle > 0, 1, 2).to(torch.int8)
     near_above = (oracle.abs() + slack >= largest) & (got == over)
     near_below = (oracle.abs() - slack <= largest) & (got == 0) & torch.isfinite(oracle)
-    # Of two infinities that cancel to NaN in the reference a kernel may reach one alone, and keep the other's digits.
+    # Of two infinities that cancel to NaN in the reference, a kernel may reach one alone and keep the other's digits.
     either = torch.isnan(spread.native) & ~torch.isnan(oracle) & torch.isinf(candidate)
     return allowed | near_above | near_below | either

@@ -8,9 +8,9 @@ from torch import Tensor
 from pytest_fusion.oracle.rounding import U32
 from pytest_fusion.oracle.tolerance.spread import Deviation, Spread
 
-# Below this many elements an average says no more than the worst element does.
+# Below this many elements an average shows no more than the worst element.
 ENOUGH = 16
-# From here on the share of elements that went to another neighbour is worth counting.
+# From here on the share of elements at another neighbour is counted.
 MANY = 64
 
 
@@ -19,9 +19,9 @@ def statistics_of(
 ) -> dict[str, Tensor]:
     """Statistics of absolute errors (B, N), each (B); ``used`` (B or 1, N) masks elements.
 
-    In units of the granted deviation ``max``, ``rms`` and the rms of the worst ``row``, where the shape has enough.
-    ``moved``, for 16-bit outputs, is the share of elements that are not what rounding the exact value, give or take six
-    deviations of the arithmetic before it, results in.
+    In units of the granted deviation: ``max``, ``rms``, and the rms of the worst ``row``, where the shape has enough.
+    ``moved``, for 16-bit outputs, is the share of elements that no rounding of the exact value, plus or minus six
+    deviations of the arithmetic before it, gives.
     """
     if used is not None:
         error = torch.where(used, error, 0.0)
@@ -41,6 +41,6 @@ def _worst_row(square: Tensor, shape: tuple[int, ...], used: Tensor | None) -> T
     table = square.reshape(square.shape[0], -1, shape[-1])
     if used is None:
         return table.mean(-1).sqrt().amax(-1)
-    # Half of the row's length at least: the few usable elements of a row do not make an average.
+    # At least half of the row's length: few usable elements make no average.
     count = used.reshape(-1, *table.shape[1:]).sum(-1).clamp_min(shape[-1] // 2)
     return (table.sum(-1) / count).sqrt().amax(-1)

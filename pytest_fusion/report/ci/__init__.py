@@ -1,1 +1,1 @@
-"""What continuous integration reads: JUnit properties and the step summary of GitHub Actions."""
+"""Reports for continuous integration: JUnit properties and the step summary of GitHub Actions."""

@@ -1,4 +1,4 @@
-"""The run as Markdown for ``$GITHUB_STEP_SUMMARY``, never above the size at which the whole summary is lost."""
+"""The run as Markdown for ``$GITHUB_STEP_SUMMARY``, always below the size at which GitHub drops a summary."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from pytest_fusion.report.case_table import Table
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.wording import plural
 
-# GitHub drops a step's summary whole above 1 MiB; other tools write into the same file.
+# GitHub drops a whole summary above 1 MiB; other tools write into the same file.
 LIMIT_BYTES = 1024 * 1024 - 16 * 1024
-# For a line about what was left out.
+# Bytes for a line about what was left out.
 _CUT = 200
 _WHERE = "the summary may hold 1 MiB; see the HTML or JSON report."
 
 
 def summary(records: Sequence[TestRecord], environment: Mapping[str, Any], *, limit_bytes: int = LIMIT_BYTES) -> str:
-    """Markdown of at most ``limit_bytes`` UTF-8 bytes: failures first, then the bench, cut with a word."""
+    """Markdown of at most ``limit_bytes`` UTF-8 bytes: failures first, then the bench, with a note if it is cut."""
     found = phrases.counts(records)
     head = [
         "## pytest-fusion",
@@ -35,7 +35,7 @@ def summary(records: Sequence[TestRecord], environment: Mapping[str, Any], *, li
     ]
     rows = [_row(record) for record in phrases.by_urgency(records)]
     tables = bench_tables(records)
-    # Room for the lines on what was cut, of the tests and of the bench.
+    # Room for the lines about cut tests and cut bench rows.
     left = limit_bytes - _size(head) - _CUT * (2 if tables else 1)
     shown: list[str] = []
     for row in rows:
@@ -49,7 +49,7 @@ def summary(records: Sequence[TestRecord], environment: Mapping[str, Any], *, li
 
 
 def append_summary(path: Path, records: Sequence[TestRecord], environment: Mapping[str, Any]) -> None:
-    """Append to the step's summary what still fits. Raises :class:`FusionError` when it cannot be written."""
+    """Appends the summary if it still fits. Raises :class:`FusionError` if it cannot be written."""
     try:
         used = path.stat().st_size if path.exists() else 0
         text = summary(records, environment, limit_bytes=LIMIT_BYTES - used)
@@ -132,7 +132,7 @@ def _environment(environment: Mapping[str, Any]) -> str:
 
 
 def _text(text: str) -> str:
-    """Text for a table cell: no cell or line break, and nothing that Markdown or HTML would act on."""
+    """Text for a table cell: no cell or line break, no Markdown or HTML."""
     escaped = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("\\", "\\\\")
     for mark in "|`*_[]#~":
         escaped = escaped.replace(mark, f"\\{mark}")

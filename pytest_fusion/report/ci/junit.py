@@ -1,4 +1,4 @@
-"""A few scalars for JUnit XML, through ``item.user_properties`` (its writer reads those of the teardown report)."""
+"""Scalars for JUnit XML, through ``item.user_properties`` (its writer reads those of the teardown report)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,12 @@ from pytest_fusion.report.record import TestRecord
 
 Scalar = str | int | float
 _TIMES = ("fused_s", "reference_s")
-# In a record as logarithms.
+# A record has their logarithms.
 _RATIOS = ("ratio", "low", "high")
 
 
 def properties(record: TestRecord) -> list[tuple[str, Scalar]]:
-    """``fusion_*`` names and values, and ``fusion.bench.<case>.<role>.<fact>``; what has no value is left out.
-
-    Scalars alone: JUnit's writer turns a value into ``str(value)``, so a dict would be pasted whole into an attribute.
-    """
+    """``fusion_*`` and ``fusion.bench.<case>.<role>.<fact>`` values; only scalars, as JUnit writes ``str(value)``."""
     found: dict[str, Scalar | None] = {
         "fusion_verdict": record.verdict,
         "fusion_cases": record.cases,
@@ -37,7 +34,7 @@ def properties(record: TestRecord) -> list[tuple[str, Scalar]]:
 
 
 def _bench(record: TestRecord) -> Iterator[tuple[str, Scalar]]:
-    """Facts, measures and times of each row; ``latency.ratio`` is time of the fused call over the reference's."""
+    """Facts, measures and times of each row; ``latency.ratio`` is the fused call's time over the reference's."""
     for row in record.bench.get("rows", ()):
         stem = f"fusion.bench.{row['case']}.{row['role']}"
         for name, value in (*row.get("facts", {}).items(), *row.get("measures", {}).items(), *_latency(row)):

@@ -1,4 +1,4 @@
-"""What a page draws of a bench: plots of times and rates over sizes, and one call on a scale of time."""
+"""Drawings of a bench on a page: plots of times and rates over sizes, and one call on a time scale."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pytest_fusion.report.columns import quantity, time, whole
 from pytest_fusion.run.measure.timing.roofline import Activity, busy
 from pytest_fusion.spec.wording import plural
 
-# Of a plot's drawing, in its own units; text is 12 of them high.
+# Of a plot, in units of the drawing; text is 12 of them high.
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 74, 546, 12, 266
-# First what the plot is about; drawn last, above the others.
+# The subject of the plot is first; it is drawn last, above the others.
 _ORDER = ("fused", "compiled", "reference", "limit")
-# A logarithmic axis of less than this looks as if nothing grew, or as if everything did.
+# A shorter logarithmic axis looks as if nothing grew, or everything.
 _LEAST = 4.0
 _MOST_TICKS = 7
 # More marks are smaller than a pixel each.
@@ -43,7 +43,7 @@ class LogAxis:
 
     @classmethod
     def of(cls, values: Sequence[float], start: float, end: float) -> LogAxis:
-        """An axis with some room around ``values``, which are positive and at least one."""
+        """An axis with some room around ``values``, which are positive; there is at least one."""
         low, high = min(values), max(values)
         room = max(1.25, math.sqrt(_LEAST / (high / low)))
         return cls(low / room, high * room, start, end)
@@ -56,7 +56,7 @@ class LogAxis:
         decades = math.log10(self.high / self.low)
         steps = (1,) if decades >= 2.5 else (1, 2, 5) if decades >= 0.9 else (1, 2, 3, 4, 5, 6, 8)
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
-        # Each decade where there are few of them, else each second, third, ...
+        # Each decade if there are few of them, else each second, third, ...
         stride = max(1, math.ceil(decades / _MOST_TICKS))
         values = [step * 10.0**power for power in range(first, last + 1) if power % stride == 0 for step in steps]
         return tuple(Tick(self.at(value), _short(text(value))) for value in values if self.low <= value <= self.high)
@@ -82,7 +82,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One plot over bytes of inputs and outputs; ``summary`` says it in a sentence for those who do not see it."""
+    """One plot over bytes of inputs and outputs; ``summary`` is a sentence for readers who cannot see it."""
 
     title: str
     summary: str
@@ -92,7 +92,7 @@ class Plot:
 
 
 class Mark(NamedTuple):
-    """One activity: ``left`` and ``wide`` in per cent of the longer call, ``lane`` for what overlaps others."""
+    """One activity: ``left`` and ``wide`` in per cent of the longer call, ``lane`` for overlapping ones."""
 
     kind: str
     left: float
@@ -128,7 +128,7 @@ class Drawing(NamedTuple):
 
 
 def drawings(found: Sequence[Figures]) -> list[Drawing]:
-    """For each test, forward and backward apart; only what was measured, and no plot over a single size."""
+    """Drawings for each test, forward and backward separately; no plot over a single size."""
     groups: dict[tuple[str, str], list[Figures]] = {}
     for one in found:
         groups.setdefault((str(one.row.get("test", one.test)), one.phase), []).append(one)
@@ -147,7 +147,7 @@ def latency_plot(group: Sequence[Figures]) -> Plot | None:
 
 
 def bandwidth_plot(group: Sequence[Figures]) -> Plot | None:
-    """Bytes of inputs and outputs over seconds a call: the same bytes for both, so that higher is sooner done."""
+    """Bytes of inputs and outputs over seconds a call: the same bytes for both, so higher is faster."""
     return _plot(
         "Bandwidth against size",
         "bytes of inputs and outputs a second",
@@ -164,7 +164,7 @@ def _plot(
     value: Callable[[Figures, float], float | None],
     text: Callable[[float], str],
 ) -> Plot | None:
-    # Size and value by kind and case; the reference beside the kernel where there is one, else beside others.
+    # Size and value by kind and case; the reference of the kernel if there is one, else of others.
     found: dict[str, dict[str, tuple[float, float]]] = {kind: {} for kind in _ORDER}
     for one in sorted(group, key=lambda one: one.series != "fused"):
         for kind, seconds in ((one.series, one.fused_s), ("reference", one.reference_s), ("limit", _least(one))):
@@ -175,7 +175,7 @@ def _plot(
     if len({size for size, _ in measured}) < 2:
         return None
     values = [y for _, y in measured]
-    # A limit far below all times would press them together at the top.
+    # A limit far below all times would compress them at the top.
     near = [y for _, y in found["limit"].values() if min(values) / 10 <= y <= max(values) * 10]
     x_axis = LogAxis.of([size for size, _ in measured], LEFT, RIGHT)
     y_axis = LogAxis.of([*values, *near], BOTTOM, TOP)
@@ -194,7 +194,7 @@ def _plot(
 
 
 def _least(one: Figures) -> float | None:
-    """Seconds that moving and computing take at the ceilings of this device, whichever is longer."""
+    """Seconds that moving or computing takes at the ceilings of this device, the longer of both."""
     copy, matmul = one.measure("copy_bytes_per_s"), one.measure("matmul_flops_per_s")
     if not one.moved or copy is None or (one.flops and matmul is None):
         return None
@@ -207,7 +207,7 @@ def _short(text: str) -> str:
 
 
 def _timeline(group: Sequence[Figures]) -> Timeline | None:
-    """Of the largest case that has one: at small sizes gaps of the host hide what the kernels do."""
+    """The timeline of the largest case that has one: at small sizes gaps of the host hide the kernels."""
     having = [one for one in group if one.series == "fused" and one.row.get("timeline")]
     if not having:
         return None
@@ -216,7 +216,7 @@ def _timeline(group: Sequence[Figures]) -> Timeline | None:
 
 
 def timeline(case: str, fused: Iterable[Sequence[Any]], reference: Iterable[Sequence[Any]]) -> Timeline | None:
-    """Of activities as ``(name, kind, start, seconds)``; nothing where none of them took time."""
+    """The timeline of activities ``(name, kind, start, seconds)``; ``None`` if none of them took time."""
     calls = {"fused": _valid(fused), "reference": _valid(reference)}
     end = max((one.start + one.seconds for spans in calls.values() for one in spans), default=0.0)
     if end <= 0:
@@ -227,7 +227,7 @@ def timeline(case: str, fused: Iterable[Sequence[Any]], reference: Iterable[Sequ
 
 
 def _valid(spans: Iterable[Sequence[Any]]) -> list[Activity]:
-    """Sorted by their start; JSON has text for a number that is not finite, and then there is nothing to draw."""
+    """Activities by their start, without those whose numbers are text, which JSON has for non-finite ones."""
     found = [Activity(str(name), str(kind), start, seconds) for name, kind, start, seconds in spans]
     good = [one for one in found if all(isinstance(value, int | float) and value >= 0 for value in one[2:])]
     return sorted(good, key=lambda one: (one.start, -one.seconds))

@@ -1,4 +1,4 @@
-"""Where in an output the errors sit, as a page shows it: drawn cells where there are any, else words."""
+"""The places of errors in an output, for a page: drawn cells if there are any, else words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _SHADES = heat.TOP - 1
 
 
 class Mark(NamedTuple):
-    """One cell to draw: ``shade`` from 0 to 1, ``hard`` where no error at all is allowed, ``title`` on hovering."""
+    """One cell to draw: ``shade`` from 0 to 1, ``hard`` if no error at all is allowed, ``title`` on hovering."""
 
     x: int
     y: int
@@ -22,10 +22,7 @@ class Mark(NamedTuple):
 
 
 class HeatMap(NamedTuple):
-    """The cells that are not blank, of ``width`` x ``height``, on a logarithmic scale that ends at ``top``.
-
-    ``text`` says it in words.
-    """
+    """Cells that are not blank, of ``width`` x ``height``, on a logarithmic scale up to ``top``, and as ``text``."""
 
     marks: tuple[Mark, ...]
     width: int
@@ -36,12 +33,12 @@ class HeatMap(NamedTuple):
 
     @property
     def steps(self) -> list[tuple[float, str]]:
-        """The shades of the scale's legend, each with where it begins."""
+        """The shades of the scale's legend, each with its start."""
         return [(_opacity(step), number(self.top ** (step / _SHADES))) for step in range(_SHADES)]
 
 
 def heat_map(found: Mapping[str, Any]) -> HeatMap | None:
-    """The error map of a check; ``None`` where it says nothing: of one element, and without axes."""
+    """The error map of a check; ``None`` if it has one element and no axes."""
     cells = [list(map(heat.number, row)) for row in found.get("cells") or ()]
     text = "\n".join(f"axis {axis}: {one}" for axis, one in enumerate(found.get("axes") or ()))
     if sum(map(len, cells)) < 2:
@@ -63,13 +60,13 @@ def heat_map(found: Mapping[str, Any]) -> HeatMap | None:
 
 
 def _span(index: int, count: int, size: int) -> str:
-    """The rows or columns that a cell stands for, of ``size`` in all."""
+    """The rows or columns of a cell, of ``size`` in all."""
     first, last = index * (size or count) // count, -(-(index + 1) * (size or count) // count) - 1
     return f"{first}" if first == last else f"{first} to {last}"
 
 
 def _opacity(step: int) -> float:
-    """The faintest cell must still be seen on either ground."""
+    """The opacity of a shade; the faintest cell must be visible on a light and a dark page."""
     return 0.2 + 0.8 * step / _SHADES
 
 

@@ -1,4 +1,4 @@
-"""``--fusion-report``: the run as one HTML file that needs nothing else, neither network nor script."""
+"""``--fusion-report``: the run as one self-contained HTML file, without network or script."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def render(
         lstrip_blocks=True,
         loader=jinja2.FunctionLoader(text),
     )
-    # What all templates see: macros know nothing of what a page is rendered with.
+    # Visible in all templates: macros do not see the variables of a page.
     page.globals.update(sizes=bench_plots)
     ordered = phrases.by_urgency(records)
     failures = [record for record in ordered if phrases.outcome(record) == "fail"][:_OPEN]
@@ -78,12 +78,12 @@ def write_html(
     title: str = "pytest-fusion report",
     finished: str = "",
 ) -> None:
-    """Replace ``path`` with the page. Raises :class:`pytest_fusion.errors.FusionError` when it cannot be written."""
+    """Replaces ``path`` with the page. Raises :class:`pytest_fusion.errors.FusionError` if it cannot be written."""
     replace_text(path, render(records, environment, title=title, finished=finished))
 
 
 def _row(record: TestRecord, *, is_open: bool) -> dict[str, Any]:
-    """What the template shows of a test, already worded."""
+    """The words and numbers that the template shows of a test."""
     file, _, name = record.nodeid.partition("::")
     share = phrases.pair_share(record)
     ratio = phrases.worst_ratio(record)
@@ -128,7 +128,7 @@ def _headline(record: TestRecord) -> str:
 
 
 def _message(record: TestRecord) -> str:
-    """The finding without a map in characters, which is drawn below and would break in a narrow window."""
+    """The finding without its map in characters: the page draws it, and it would break in a narrow window."""
     maps = [entry["error_map"] for entry in record.checks.values() if isinstance(entry.get("error_map"), Mapping)]
     drawn = {f"    {line}" for found in maps for line in drawing(found)}
     return "\n".join(line for line in record.message.strip("\n").split("\n") if line not in drawn)

@@ -1,7 +1,7 @@
-"""Bytes that a call has to move, and floating-point operations of its products: the same on every machine.
+"""Bytes that a call must move, and floating-point operations of its products: the same on every machine.
 
-*Algorithmic* bytes are the inputs and outputs once: what a perfectly fused kernel moves. Those of the reference are
-summed over its operations, each of which reads its operands from memory and writes its results there.
+*Algorithmic* bytes are the inputs and outputs once: what a perfectly fused kernel moves. The reference's are a sum over
+its operations, each of which reads its operands from memory and writes its results there.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
 class Traffic:
     """``bytes`` over the operations of a call, ``operations`` that moved them, ``flops`` of its matrix products.
 
-    ``flops`` counts two per multiply-add, as ``torch.utils.flop_counter`` does; element-wise arithmetic is not counted.
+    ``flops``: two per multiply-add, as in ``torch.utils.flop_counter``; element-wise arithmetic does not count.
     ``largest`` is the most elements that one operation makes.
     """
 
@@ -42,7 +42,7 @@ def extent(tensor: Tensor) -> tuple[Any, int]:
 
 
 def bytes_of(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the elements of ``tensors``, those shown twice by the same view counted once."""
+    """Bytes of the elements of ``tensors``; those of equal views count once."""
     return sum(dict(extent(tensor) for tensor in tensors).values())
 
 
@@ -79,7 +79,7 @@ class _Ledger(DispatchMode):
 
 
 def traffic_of(function: Callable[[], object]) -> Traffic:
-    """Call ``function`` and add up what its ATen operations move; kernels outside the dispatcher are not seen."""
+    """The traffic of ``function``'s ATen operations; kernels outside the dispatcher are not seen."""
     ledger = _Ledger()
     with ledger:
         function()

@@ -1,4 +1,4 @@
-"""Guard zones, poison, and the damage that they show. Imports nothing of kernels, cases or verdicts."""
+"""Guard zones, poison, and the damage that they show. Imports no module of kernels, cases or verdicts."""
 
 from __future__ import annotations
 

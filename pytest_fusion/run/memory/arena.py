@@ -1,4 +1,4 @@
-"""The tensors of one case, each inside guard zones that torch does not know of."""
+"""The tensors of one case, each inside guard zones that torch does not know."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from pytest_fusion.run.memory.region import Region, which
 
 
 class Arena:
-    """Guarded memory for the tensors of one case on ``device``.
+    """Guarded memory for the tensors of one case on ``device``; lives as long as the arena or any of its tensors.
 
-    Make the tensors, write their values, ``snapshot``, run the kernel, then ask ``damage`` and ``changed``. For the
-    second fill, ``refill``, write the values again if the kernel may change them, and run again: same addresses, other
-    surroundings. The memory lives as long as the arena or any of its tensors.
-
-    ``guard_bytes`` is rounded up to a multiple of 256; left out, it is what the device affords.
+    Make the tensors, write their values, ``snapshot``, run the kernel, then read ``damage`` and ``changed``. For the
+    second fill, ``refill``, write again values that the kernel may change, and run again at the same addresses.
+    ``guard_bytes`` is rounded up to a multiple of 256; its default depends on the device.
     """
 
     def __init__(self, device: torch.device, fill: str, guard_bytes: int | None = None) -> None:
@@ -39,13 +37,10 @@ class Arena:
         dtype: torch.dtype,
         storage_elements: int,
     ) -> Tensor:
-        """A tensor full of the fill, own elements too, in a storage of exactly ``storage_elements`` elements.
+        """A tensor full of the fill in a storage of exactly ``storage_elements`` elements, 256-byte aligned.
 
-        Where they lie gigabytes apart it is full of zeros, and its gaps are neither filled nor looked at.
-
-        ``strides`` and ``offset`` are in elements; the storage's address is a multiple of 256.
-
-        Raises ``ValueError`` for a layout that leaves the storage, ``MemoryError`` when there is no room.
+        ``strides`` and ``offset`` are in elements. With elements gigabytes apart it is full of zeros, and its gaps are
+        not checked. Raises ``ValueError`` for a layout that leaves the storage, ``MemoryError`` without room.
         """
         kind = FarRegion if goes_far(shape, dtype.itemsize, storage_elements) else Region
         region = kind(
@@ -80,14 +75,14 @@ class Arena:
         return [region.nbytes for region in self._regions]
 
     def damage(self) -> list[Damage]:
-        """What was written outside the tensors' own elements since the last fill; one synchronisation when nothing was.
+        """Writes outside the tensors' own elements since the last fill; one synchronisation if there are none.
 
         Raises ``RuntimeError`` when the device's context is lost.
         """
         return find_damage(self._regions, self.device)
 
     def snapshot(self) -> None:
-        """Remember the bits of every tensor's own elements."""
+        """Store the bits of every tensor's own elements."""
         for region in self._regions:
             region.save()
 
@@ -99,7 +94,7 @@ class Arena:
         return [change for change in found if change is not None]
 
     def altered(self) -> dict[str, Tensor]:
-        """By name of each tensor, whether it is changed now, as a 0-dim bool on its device: this waits for nothing."""
+        """Whether each tensor, by name, is changed now, as a 0-dim bool on its device, without a synchronisation."""
         return {region.name: flag for region in self._regions if (flag := region.altered()) is not None}
 
     def refill(self, fill: str) -> None:
@@ -110,9 +105,9 @@ class Arena:
 
 
 def find_damage(regions: Sequence[Region], device: torch.device) -> list[Damage]:
-    """The damage of all ``regions``, after everything queued on ``device`` has run."""
+    """The damage of all ``regions``, after all work queued on ``device``."""
     if device.type == "cuda" and regions:
-        pristine.synchronize(device)  # the kernel may have run on another stream than the current one
+        pristine.synchronize(device)  # the kernel may have run on another stream
     suspects = which([region.suspicion() for region in regions])
     return [
         damage

@@ -13,31 +13,28 @@ from functools import cache, lru_cache
 import torch
 
 # One page on the CPU: an overrun damages its first bytes whatever its length, a read past the end meets 1,024 poisoned
-# float32, and each further page costs 3 us to map in. On a GPU 64 KiB take no longer than 4: the launch is the price.
+# float32, and each further page costs 3 us to map. On a GPU 64 KiB take no longer than 4: the launch dominates.
 CPU_GUARD_BYTES = 4 * 1024
 DEVICE_GUARD_BYTES = 64 * 1024
 
-# Wider than the vector accesses of any kernel and than what Triton specialises on (16 bytes).
+# Wider than any kernel's vector accesses and than the 16 bytes of Triton's specialisation.
 ALIGNMENT = 256
 
-# Behind the guards lies untouched address space: a tile of 64 rows of 4,096 float32 that starts past the last row ends
-# in it instead of in the heap. It costs no memory until something writes there, and 4 us to ask whether something did.
+# Untouched address space behind the guards: a tile of 64 rows of 4,096 float32 that starts past the last row ends in
+# it, not in the heap. It costs no memory until written, and 4 us to check.
 SLACK_BYTES = 1024 * 1024
 
 # Under "always", the kernel would back such a mapping by zeroed 2 MiB pages: 100 us for a tensor of ten elements.
 _NO_HUGE_PAGES_BELOW = 8 * 1024 * 1024
 
-# From here on address space is asked for without a promise of memory behind it: what is that large is mostly gap, and
-# one page of 2 MiB for each of its elements would be memory after all. Python names the flag from 3.13 on.
+# From here on mappings reserve no memory: such a tensor is mostly gap, and a 2 MiB page for each element would take
+# real memory. Python names the flag from 3.13 on.
 _UNRESERVED_FROM = 1024 * 1024 * 1024
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if platform.machine() in ("x86_64", "aarch64") else 0)
 
 
 class Backing:
-    """``size`` writable bytes as the uint8 tensor ``memory``, its address a multiple of ``ALIGNMENT``.
-
-    Raises ``MemoryError`` (or torch's ``OutOfMemoryError``) when there is not enough.
-    """
+    """``size`` writable bytes, aligned to ``ALIGNMENT``; raises ``MemoryError`` (or torch's) without enough memory."""
 
     __slots__ = ("_mapping", "_pages", "_slack", "memory")
 
@@ -56,19 +53,15 @@ class Backing:
         self._pages = self.memory.data_ptr() - SLACK_BYTES
 
     def holds(self, start: int, stop: int, bits: bytes) -> bool | None:
-        """Whether bytes ``start`` to ``stop`` repeat ``bits``; ``None`` off the CPU, where reading would synchronise.
-
-        The plain comparison of bytes takes 0.5 us for a guard, the same by torch operations 12.
-        """
+        """Whether bytes ``start`` to ``stop`` repeat ``bits``: 0.5 us a guard, torch 12; ``None`` off the CPU."""
         if self._mapping is None:
             return None
         return self._mapping[SLACK_BYTES + start : SLACK_BYTES + stop] == _repeated(bits, stop - start)
 
     def strays(self) -> Iterator[tuple[int, int]]:
-        """Written pages of the slack: where the writing begins and ends, in bytes from the start of ``memory``.
+        """Start and end of written pages of the slack, in bytes from the start of ``memory``.
 
-        A page never touched is not resident, so only touched ones are read. Where the system cannot tell (no
-        ``mincore``), and off the CPU, there is nothing to report. Zeros written there are not seen.
+        It reads resident (touched) pages only. Empty without ``mincore`` and off the CPU; misses written zeros.
         """
         mapping, mincore = self._mapping, _mincore()
         if mapping is None or mincore is None:
@@ -86,7 +79,7 @@ class Backing:
                 at += 1
 
     def forget_strays(self) -> None:
-        """Zero what was written into the slack, so that the next check reports only what is new."""
+        """Zero writes into the slack, so that the next check reports only new ones."""
         if self._mapping is None:
             return
         for start, stop in list(self.strays()):
@@ -100,7 +93,7 @@ def _map(size: int) -> mmap.mmap:
     unreserved = _NORESERVE if large and sys.platform.startswith("linux") else 0
     mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | unreserved)
     if (large or size < _NO_HUGE_PAGES_BELOW) and hasattr(mmap, "MADV_NOHUGEPAGE"):
-        with contextlib.suppress(OSError):  # kernels built without huge pages refuse the advice, and do not need it
+        with contextlib.suppress(OSError):  # kernels without huge pages reject the advice, and do not need it
             mapping.madvise(mmap.MADV_NOHUGEPAGE)
     return mapping
 
@@ -112,11 +105,11 @@ def _repeated(bits: bytes, size: int) -> bytes:
 
 @cache
 def _mincore() -> Callable[[int], bytes] | None:
-    """Which pages of the slack at an address are resident: one byte for each, 1 or 0; empty on an error."""
+    """A function from an address to the residency of the slack's pages: a byte each, 1 or 0; empty on an error."""
     if not sys.platform.startswith("linux"):
         return None
     try:
-        function = ctypes.PyDLL(None).mincore  # PyDLL: giving up the interpreter lock takes longer than the call
+        function = ctypes.PyDLL(None).mincore  # PyDLL: releasing the interpreter lock takes longer than the call
     except (OSError, AttributeError):
         return None
     function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)

@@ -13,13 +13,11 @@ Part = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes of one tensor's surroundings that changed.
+    """Bytes around one tensor that changed.
 
-    ``zone`` is ``"before"`` the tensor's first own element, ``"after"`` its last one, or ``"between"`` them (row
-    padding, skipped columns). ``elements`` and ``farthest`` are how far, in elements of storage, the changed elements
-    nearest to an own element and farthest from any lie from it: 1 is the very next one. ``count`` is the number of
-    changed bytes found, which may be fewer than were written: of what a load past another tensor brought, most bytes
-    are the fill that lies here too.
+    ``zone`` is ``"before"`` the tensor's first own element, ``"after"`` its last, or ``"between"`` them (row padding,
+    skipped columns). ``elements`` and ``farthest`` are the least and the greatest distance of a changed element from
+    the own elements, in elements: 1 is the next one. ``count`` is the changed bytes; written fill bytes do not show.
     """
 
     name: str

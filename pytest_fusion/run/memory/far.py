@@ -1,7 +1,4 @@
-"""A guarded tensor of few elements that are gigabytes apart; the gaps between them are never touched.
-
-And whether a device has room for tensors of gigabytes, checked before they are made.
-"""
+"""A guarded tensor of few elements, gigabytes apart, with untouched gaps; and whether a device has room for one."""
 
 from __future__ import annotations
 
@@ -13,24 +10,21 @@ import torch
 from pytest_fusion.run.memory.damage import Damage, Part, Zone
 from pytest_fusion.run.memory.region import Region
 
-# Below this a gap is filled and compared in a fraction of a second.
+# A smaller gap takes a fraction of a second to fill and compare.
 _SMALLEST_BYTES = 1 << 30
 _SPARSE = 64
-# Inputs of two calls, under one fill and the other, are alive at once; a third finds out why they differ.
+# Inputs of two calls, one under each fill, exist at once; a third call explains a difference.
 _COPIES = 3
 _GB = 1e9
 
 
 def goes_far(shape: Sequence[int], itemsize: int, storage_elements: int) -> bool:
-    """Whether a tensor of this shape fills so little of its storage that this must not be touched as a whole."""
+    """Whether a tensor fills so little of its storage that this must not be touched as a whole."""
     return storage_elements * itemsize >= _SMALLEST_BYTES and storage_elements > _SPARSE * math.prod(shape)
 
 
 def lacking(storages: Iterable[int], device: torch.device) -> str | None:
-    """The reason why inputs with storages of these sizes do not fit; ``None`` where they do.
-
-    On the CPU they are address space, for which there is no asking: it is refused or it is there.
-    """
+    """Why inputs with these storages do not fit; ``None`` if they do, or on the CPU, where mapping them shows it."""
     if device.type != "cuda":
         return None
     wanted = _COPIES * sum(storages)
@@ -41,11 +35,10 @@ def lacking(storages: Iterable[int], device: torch.device) -> str | None:
 
 
 class FarRegion(Region):
-    """A :class:`Region` whose gaps are zero and are not looked at.
+    """A :class:`Region` whose gaps are zero and unchecked.
 
-    On the CPU its pages exist only where somebody writes: 8 GB of address space, some KB of memory. Filling or
-    comparing it would take the memory that it pretends to have. What a kernel writes there the CPU lane sees at the
-    store; on a GPU it is not seen, but an offset that wrapped around lands before the storage anyway.
+    On the CPU only written pages exist: 8 GB of address space, some KB of memory; filling or comparing would need it
+    all. The CPU lane sees stores into gaps. A GPU does not, but a wrapped offset is before the storage anyway.
     """
 
     def _spread(self) -> None:
@@ -58,7 +51,7 @@ class FarRegion(Region):
         return True
 
     def damage(self) -> list[Damage]:
-        """What changed in the guards and in the slack beyond them; synchronises with the device."""
+        """Changes in the guards and in the slack beyond them; synchronises with the device."""
         size = self._words.element_size()
         low, high = self._first, self._last
         found: dict[Zone, list[Part]] = {"before": [], "after": []}

@@ -13,9 +13,9 @@ FILLS: Final = ("nan", "huge")
 WORD_DTYPE: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 # (bytes, NaN bits of variant 0, huge bits of variant 0, distance between two variants' huge bits, number of variants).
-# NaNs are signalling: any arithmetic quiets them, so that even an atomic add of zero out of bounds leaves a trace, and
-# the NaN that hardware computes (0x7fc00000 on x86, 0x7fffffff on NVIDIA) is never taken for ours.
-# "huge" is finite and stays so in a sum: 57344 for float16 (largest 65504), about 1e30 elsewhere.
+# NaNs are signalling: any arithmetic quiets them, so even an atomic add of zero out of bounds leaves a trace, and the
+# NaN that hardware computes (0x7fc00000 on x86, 0x7fffffff on NVIDIA) is never ours. "huge" is finite, also in a sum:
+# 57344 for float16 (largest 65504), about 1e30 elsewhere.
 _WIDE_FLOATS: Final = {
     torch.float16: (2, 0x7C01, 0x7B00, 0x10, 16),
     torch.bfloat16: (2, 0x7F81, 0x714A, 1, 48),
@@ -23,8 +23,8 @@ _WIDE_FLOATS: Final = {
     torch.float64: (8, 0x7FF0000000000001, 0x46293E5939A08CEA, 1 << 45, 48),
 }
 
-# One byte holds too few NaNs to number them, so the patterns are listed: two NaNs where the format has two. e4m3fnuz,
-# e5m2fnuz and e8m0fnu have exactly one, float4 none (0x77 is twice 6.0, its largest).
+# One byte has too few NaNs to number, so this lists the patterns: two NaNs if the format has two. e4m3fnuz, e5m2fnuz
+# and e8m0fnu have one, float4 none (0x77 is twice 6.0, its largest).
 _BYTE_FLOATS: Final = {
     "float8_e4m3fn": ((0x7F, 0xFF), (0x7E, 0xFE, 0x7D, 0xFD)),
     "float8_e5m2": ((0x7F, 0xFF, 0x7E, 0xFE), (0x7B, 0xFB, 0x7A, 0xFA)),
@@ -42,15 +42,11 @@ _INTEGERS: Final = {
 
 @lru_cache(maxsize=4096)
 def pattern(dtype: torch.dtype, fill: str, variant: int = 0) -> bytes:
-    """The bytes of one element of ``dtype`` under ``fill``, in memory order.
+    """The bytes of one element of ``dtype`` under ``fill``, in memory order (docs/internals/two-fills.md).
 
-    ``"nan"`` is a signalling NaN for floats (in one byte any), large positive for integers, True for bool; ``"huge"``
-    is a large finite number, negative for signed integers, False for bool. The two differ for every dtype and
-    variant. ``variant`` numbers the regions of a run: with one pattern for all of them, an unmasked copy kernel would
-    read the input's guard and write the very same bytes into the output's, unseen under both fills. Neighbouring
-    variants differ, except for NaN in the one-byte formats that have a single NaN.
-
-    Raises ``ValueError`` for an unknown fill and for a dtype without plain elements (quantised).
+    ``"nan"`` is large positive for integers, True for bool; ``"huge"`` negative for signed integers, False for bool.
+    They differ for every dtype and variant. Neighbouring variants differ, except for NaN in one-byte formats with a
+    single NaN. Raises ``ValueError`` for an unknown fill and for a dtype without plain elements (quantised).
     """
     if fill not in FILLS:
         raise ValueError(f"fill {fill!r} is none of {', '.join(FILLS)}")
@@ -77,11 +73,7 @@ def pattern(dtype: torch.dtype, fill: str, variant: int = 0) -> bytes:
 
 @lru_cache(maxsize=4096)
 def word(dtype: torch.dtype, fill: str, variant: int = 0) -> tuple[torch.dtype, int]:
-    """The integer dtype (1 to 8 bytes) and value whose repetition fills memory with ``pattern``.
-
-    Bits are compared and written as integers because a NaN equals nothing, itself included. Elements of 16 bytes
-    (complex128) are two equal words.
-    """
+    """An integer dtype (1 to 8 bytes) and value that repeat as ``pattern``; complex128 elements are two equal words."""
     bits = pattern(dtype, fill, variant)[:8]
     size = len(bits)
     (value,) = struct.unpack("<" + {1: "B", 2: "h", 4: "i", 8: "q"}[size], bits)

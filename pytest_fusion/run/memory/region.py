@@ -14,7 +14,7 @@ from pytest_fusion.run.memory.backing import ALIGNMENT, CPU_GUARD_BYTES, DEVICE_
 from pytest_fusion.run.memory.damage import Change, Damage, Part, Zone
 from pytest_fusion.run.memory.fill import pattern, word
 
-# Comparing makes a bool per word: 64 Mi of them at a time keep a 4 GB storage from needing 2 GB more.
+# Comparing makes a bool per word: in chunks of 64 Mi a 4 GB storage does not need 2 GB more.
 _CHUNK_WORDS = 64 * 1024 * 1024
 
 
@@ -29,13 +29,10 @@ class Layout:
 
 
 class Region:
-    """Memory for one tensor: guard, storage, guard, all of it holding one fill.
+    """Memory for one tensor: guard, storage, guard, all of it holding one fill; strides and offset are in elements.
 
-    ``shape``, ``strides`` and ``offset`` (elements) describe the tensor in a storage of ``storage_elements``.
-    The region keeps the memory alive but not the tensor, whose death ``Watch`` wants to notice.
-
-    Raises ``ValueError`` for a layout that leaves its storage or a dtype without a fill pattern, ``MemoryError`` when
-    there is no room.
+    The region owns the memory but not the tensor, whose end ``Watch`` observes. Raises ``ValueError`` for a layout that
+    leaves its storage or a dtype without a fill pattern, ``MemoryError`` without room.
     """
 
     def __init__(
@@ -78,9 +75,9 @@ class Region:
     def tensor(
         self, shape: Sequence[int] | None = None, strides: Sequence[int] | None = None, offset: int | None = None
     ) -> Tensor:
-        """The tensor itself, or another one in its storage of exactly ``storage_elements``, which knows of no guards.
+        """The tensor itself, or another one in its storage of exactly ``storage_elements``, which excludes the guards.
 
-        It is no view of anything, as a user's own tensor is not: autograd treats in-place writes to views otherwise.
+        It is not a view, like a user's own tensor: autograd treats in-place writes to views differently.
         """
         shape, strides = self.shape if shape is None else shape, self.strides if strides is None else strides
         offset = self.offset if offset is None else offset
@@ -126,7 +123,7 @@ class Region:
         self.own.copy_(values)
 
     def suspicion(self) -> Tensor | bool:
-        """Whether guards or gaps changed (slack apart), as a 0-dim bool on the device where it may be one; no sync."""
+        """Whether guards or gaps (not slack) changed, on a device as a 0-dim bool there, without a synchronisation."""
         sides = ((0, self.guard_bytes), (self._backing.memory.nbytes - self.guard_bytes, self._backing.memory.nbytes))
         intact = [self._backing.holds(start, stop, self.bits) for start, stop in sides]
         if False in intact:
@@ -137,14 +134,14 @@ class Region:
             before, after = self._words[: self._first], self._words[self._last :]
             return before.ne(self._value).any().logical_or(after.ne(self._value).any())
         if distinct(self.own.shape, self.own.stride()):
-            # Own elements may differ from the fill, nothing else may: the two counts agree unless a gap changed.
+            # Only own elements may differ from the fill: the two counts agree unless a gap changed.
             words = self._words if None in intact else self._words[self._first : self._last]
             first, *rest = [chunk.ne(self._value).count_nonzero() for chunk in _chunks(words)]
             return sum(rest, start=first).ne(self.own.ne(self._value).count_nonzero())
         return self._changed_words().any()
 
     def strayed(self) -> bool:
-        """Whether something was written beyond the guards, in the slack of a CPU mapping."""
+        """Whether the slack of a CPU mapping, beyond the guards, was written."""
         return any(True for _ in self._backing.strays())
 
     def damage(self) -> list[Damage]:
@@ -177,7 +174,7 @@ class Region:
         return self._with_strays(found, low, high + 1)
 
     def _with_strays(self, found: dict[Zone, list[Part]], low: int, high: int) -> list[Damage]:
-        """``found`` and what was written into the slack: how far off is counted from words ``low`` and ``high - 1``."""
+        """``found`` and writes into the slack; distances count from words ``low`` and ``high - 1``."""
         size = self._words.element_size()
         for start, stop in self._backing.strays():
             zone: Zone = "before" if start < low * size else "after"
@@ -187,7 +184,7 @@ class Region:
         return [Damage.of(self.name, zone, parts) for zone, parts in found.items() if parts]
 
     def save(self) -> None:
-        """Remember the own elements' bits for ``altered`` and ``change``."""
+        """Store the own elements' bits for ``altered`` and ``change``."""
         self._saved = self.own.clone()
 
     def altered(self) -> Tensor | None:
@@ -220,7 +217,7 @@ class Region:
 
     @property
     def ungapped(self) -> bool:
-        """Whether only the guards hold the fill: there is nothing between the own elements, or it is left alone."""
+        """Whether only the guards hold the fill: the own elements have no gaps, or these are unfilled."""
         return self.dense
 
     @property
@@ -245,7 +242,7 @@ class Region:
 
 
 def which(flags: Sequence[Tensor | bool]) -> list[bool]:
-    """The values of flags, some of them 0-dim bools on a device: one transfer for all of these, not one for each."""
+    """The values of flags, some of them 0-dim bools on a device, which need one transfer in all."""
     waiting = [flag for flag in flags if isinstance(flag, Tensor)]
     known = iter(torch.stack(waiting).tolist() if waiting else ())
     return [bool(next(known)) if isinstance(flag, Tensor) else flag for flag in flags]
@@ -256,7 +253,7 @@ def _chunks(words: Tensor) -> tuple[Tensor, ...]:
 
 
 def distinct(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether no two indices share an element (sufficient: each stride passes over all that the smaller ones reach)."""
+    """Whether no two indices share an element (sufficient: each stride exceeds the reach of the smaller ones)."""
     reach = 0
     for stride, size in sorted((s, n) for s, n in zip(strides, shape, strict=True) if n > 1):
         if stride <= reach:
@@ -266,7 +263,7 @@ def distinct(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _in_layout_of(tensor: Tensor, base: Tensor, start: int, *more: tuple[int, int]) -> Tensor:
-    """``base`` seen in ``tensor``'s layout, whose storage begins at ``start`` in it.
+    """``base`` in the layout of ``tensor``, whose storage begins at its element ``start``.
 
     ``more`` adds dims (size, stride) within one element of ``tensor``, their product being its size in ``base``.
     """

@@ -19,12 +19,12 @@ from pytest_fusion.run.memory.damage import Damage
 from pytest_fusion.run.memory.fill import supported
 from pytest_fusion.run.memory.region import Layout, Region
 
-# What may be held at once. Beyond it, dead regions are checked and let go, and what is too large stays unguarded:
-# a guarded allocation costs its size twice for a moment, and the watched run must not be the one that runs out.
+# The most to hold at once. Beyond it, dead regions are checked and freed, and too large ones stay unguarded: a guarded
+# allocation briefly costs its size twice, and the watched run must not be the one that runs out.
 _HELD_BYTES: Final = {"cpu": 1 << 30, "cuda": 8 << 30}
 _HELD_REGIONS: Final = 2048
-# Each takes 0.1 ms and on the CPU a mapping, of which a process has 65,530 (vm.max_map_count). A kernel that keeps this
-# many results of parts keeps some at smaller sizes too.
+# Each takes 0.1 ms and on the CPU a mapping; a process has 65,530 (vm.max_map_count). A kernel that holds so many
+# partial results holds some at smaller sizes too.
 _MOST_REGIONS: Final = 4096
 
 
@@ -35,31 +35,26 @@ class Watch:
             out = fused(x)
         watch.damage(); watch.unwritten(out)
 
-    It works as a ``TorchDispatchMode``, so how the candidate got hold of ``torch.empty_like`` does not matter, C++ and
-    backward passes included, and nothing of torch is patched: patched names make ``torch.compile`` trace the patch and
-    recompile after it. Inside a custom operator such a mode is normally gone; this one goes in with it.
-    Not seen: allocations by other threads than the one that entered (autograd's own excepted), by code that
-    ``torch.compile`` generated, and below torch.
-
-    What cannot be guarded is allocated as if nobody watched: other devices, meta and fake tensors, subclasses, sparse,
-    quantised, complex, pinned, empty of elements, named, larger than 1 GiB (CPU) or 8 GiB (CUDA), or under CUDA graph
-    capture; and what would be too much at once. Regions live until ``close`` or the watch's end of life.
+    Custom operators normally pop a dispatch mode; this one stays active (docs/internals/two-fills.md: why a mode). Not
+    guarded: other devices, meta and fake tensors, subclasses, sparse, quantised, complex, pinned, without elements,
+    named, larger than 1 GiB (CPU) or 8 GiB (CUDA), under CUDA graph capture, too much at once, and allocations by other
+    threads (except autograd's), by code of ``torch.compile`` and below torch. Regions live until ``close`` or the end.
     """
 
     def __init__(self, device: torch.device, fill: str) -> None:
         self.device = device
         self.fill = fill
-        # How many allocations were guarded so far.
+        # The number of guarded allocations.
         self.allocations = 0
-        # How many operators ran that did more than allocate, copy or look at memory in another way.
+        # The number of operators that did more than allocate, copy or make a view.
         self.computed = 0
-        # How many operators of torch's own ran that computed or copied: each may be a kernel.
+        # The number of torch's operators that computed or copied: each may be a kernel.
         self.worked = 0
         self._limit = _HELD_BYTES.get(device.type, 1 << 30)
         self._mode: _Mode | None = None
         self._depth = 0
         self._held = 0
-        # Allocations since dead regions were looked for.
+        # Allocations since the last search for dead regions.
         self._since = 0
         self._regions: dict[int, tuple[Region, StorageWeakRef, bool]] = {}
         self._settled: list[Damage] = []
@@ -77,20 +72,20 @@ class Watch:
     ) -> None:
         self._depth -= 1
         if self._depth == 0 and self._mode is not None:
-            # Dropped too: a watch and its mode that hold each other keep all regions until the garbage collector comes.
+            # A watch and its mode that refer to each other would hold all regions until garbage collection.
             mode, self._mode = self._mode, None
             mode.__exit__(kind, error, trace)  # type: ignore[no-untyped-call]
 
     def damage(self) -> list[Damage]:
-        """What was written around the watched allocations; one synchronisation when nothing was."""
+        """Writes around the watched allocations; one synchronisation if there are none."""
         with unwatched():
             return [*self._settled, *find_damage([region for region, _, _ in self._regions.values()], self.device)]
 
     def unwritten(self, tensor: Tensor) -> Tensor | None:
-        """Bool mask of ``tensor``'s elements whose bits are still the fill; ``None`` when that is unknown.
+        """Bool mask of ``tensor``'s elements whose bits are still the fill; ``None`` if unknown.
 
-        It says nothing about memory that was not watched or did not start empty. One fill alone proves nothing: a
-        kernel may compute that very number. An element is unwritten when it holds each of two fills in turn.
+        Unknown for unwatched memory and memory that did not start empty. An element is unwritten if it holds each of
+        two fills in turn: a kernel may compute one fill's number.
         """
         if tensor.numel() == 0 or type(tensor) not in (Tensor, torch.nn.Parameter):
             return None
@@ -111,7 +106,7 @@ class Watch:
         return entry is not None and entry[2]
 
     def take_written(self, address: int) -> list[Layout]:
-        """The bytes of the storage at ``address`` that operators of torch have written since the last call."""
+        """The bytes of the storage at ``address`` that torch operators wrote since the last call."""
         return self._written.pop(address, [])
 
     def blocks(self) -> frozenset[int]:
@@ -123,7 +118,7 @@ class Watch:
         return [region.nbytes for region, _, _ in self._regions.values()]
 
     def close(self) -> None:
-        """Let go of all regions; tensors still in use keep their memory."""
+        """Release all regions; tensors still in use keep their memory."""
         self._regions.clear()
         self._held = 0
 
@@ -134,10 +129,7 @@ class Watch:
             return None
 
     def _guard(self, op: str, plain: Tensor, *, empty: bool) -> Tensor:
-        """A guarded twin of the fresh allocation ``plain``, or ``plain`` itself where that cannot be had.
-
-        All of the storage counts as the tensor's own: a kernel may write the padding of a buffer that it made itself.
-        """
+        """A guarded twin of the fresh ``plain`` if possible; its padding counts as own, as a kernel may write there."""
         try:
             nbytes = plain.untyped_storage().nbytes() if self._eligible(plain) else 0
             if not nbytes or not self._has_room(nbytes):
@@ -188,10 +180,10 @@ class Watch:
         )
 
     def _has_room(self, nbytes: int) -> bool:
-        """Whether ``nbytes`` more may be held, once dead regions are let go.
+        """Whether ``nbytes`` more may be held, after dead regions are released.
 
-        All are looked at again after an eighth as many allocations: a kernel that keeps the results of 16,385 chunks
-        went through thousands of live ones at each of them, 25 s in all, and passed for a hang.
+        It searches again only after an eighth as many allocations: with 16,385 results of chunks, looking at thousands
+        of live regions each time took 25 s in all and looked like a hang.
         """
         crowded = len(self._regions) >= _HELD_REGIONS
         if (crowded or self._held + nbytes > self._limit) and self._since >= len(self._regions) // 8:
@@ -200,7 +192,7 @@ class Watch:
         return len(self._regions) < _MOST_REGIONS and self._held + nbytes <= self._limit
 
     def _settle(self) -> None:
-        """Check the regions whose tensors are gone, keep what was found, and free them."""
+        """Check and free the regions whose tensors are gone; store their damage."""
         dead = [key for key, (_, storage, _) in self._regions.items() if storage.expired()]  # type: ignore[no-untyped-call]
         regions = [self._regions.pop(key)[0] for key in dead]
         self._settled += find_damage(regions, self.device)
@@ -236,9 +228,8 @@ class _Mode(OperatorMode):
     def _call(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run ``func``; stay active inside a user's custom operator.
 
-        A mode is popped while its handler runs, hence for the whole body of the operator, where a fused kernel
-        allocates its outputs. Pushing it again and calling the operator the usual way would come straight back here;
-        calling the kernel registered for the device does not.
+        Torch pops a mode while its handler runs, so for the operator's whole body, where a fused kernel allocates.
+        Pushing it and calling the operator would return here; calling the kernel registered for the device does not.
         """
         key = None if func.namespace in TORCH_NAMESPACES else kernel_key(func, types, args, kwargs)
         if key is None:
@@ -247,10 +238,7 @@ class _Mode(OperatorMode):
             return func.redispatch(key, *args, **kwargs)
 
     def _mutate(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run an operator that writes arguments; where it must resize one of ours, give that an ordinary storage.
-
-        Guarded storages cannot grow. A resize that fails has already changed the tensor's sizes, so these are kept.
-        """
+        """Run an operator that writes arguments; one that resizes a guarded tensor gets an ordinary storage for it."""
         ours = [t for t in tensors_of((args, kwargs)) if self._watch._entry(t) is not None]
         if func.namespace in TORCH_NAMESPACES:
             self._watch._note_written(ours)
@@ -261,7 +249,7 @@ class _Mode(OperatorMode):
             if not before or "not resizable" not in str(error):
                 raise
             for tensor, size, strides, offset in before:
-                # Out of its guarded storage, which cannot grow, into an ordinary one of the same content.
+                # Guarded storages cannot grow, and the failed resize has already changed the sizes.
                 ordinary = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
                     tensor.set_(ordinary, offset, size, strides)
@@ -271,6 +259,6 @@ class _Mode(OperatorMode):
 def unwatched() -> Any:
     """Run the body unwatched, and unseen by other dispatch modes: it is the plugin's own work."""
     if not torch._C._len_torch_dispatch_stack():
-        return nullcontext()  # asked after the run, as is usual; the other takes 10 us
+        return nullcontext()  # usually called after the run; the other takes 10 us
     disable: Callable[[], Any] = torch.utils._python_dispatch._disable_current_modes
     return disable()

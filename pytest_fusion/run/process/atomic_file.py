@@ -1,4 +1,4 @@
-"""Replaces a file as a whole: a reader sees the old one or the new one, even where the writer is killed."""
+"""Replaces a file as a whole: readers see the old or the new one, even if the writer is killed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 _PART = ".fusion-"
-# What a killed process left.
+# Left by killed processes.
 PARTS = f"{_PART}*.tmp"
 
 
@@ -22,10 +22,7 @@ def try_writing(folder: Path) -> None:
 
 
 def replace_whole(path: Path, data: bytes, mode: int = 0o666) -> None:
-    """Write ``data`` beside ``path``, sync it, and rename it over; an old file's mode stays. Raises ``OSError``.
-
-    A new file has ``mode`` less the user's umask.
-    """
+    """Replace ``path`` by ``data``, synced; keeps an old mode, else ``mode`` less the umask. Raises ``OSError``."""
     part = _part(path.parent)
     try:
         # tempfile would leave 0600, which a CI artefact step of another user cannot read.

@@ -1,7 +1,7 @@
 """Jobs compiled in other processes: several at once, each with a time limit, a dead process replaced.
 
-They are forked from a worker that has imported torch and Triton, one for this process's whole life. The imports take
-3.5 s of a core, and a test with ``bench=`` needs two processes: of 45 tests the imports alone took five minutes.
+A worker, one per process, imports torch and Triton and forks them. The imports take 3.5 s of a core, and a test with
+``bench=`` needs two processes: for 45 tests they alone took five minutes.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ START_SECONDS = 120.0
 _CRASHES = {signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE}
 _COMMAND = command(sys.executable, "pytest_fusion.run.process.compile_worker", options=("-P",))
 
-# By process: a forked one has none of its own, and does not use its parent's.
+# By process: a forked one does not use its parent's.
 _workers: dict[int, Worker] = {}
 _using = threading.Lock()
 
-# All jobs of a request, one after the other: ``{"begins": id, "kernel": name}`` before each kernel, and
-# ``{"id": id, "found": ...}`` after each job go to the second argument.
+# Runs a request's jobs in order. The second argument gets ``{"begins": id, "kernel": name}`` before each kernel and
+# ``{"id": id, "found": ...}`` after each job.
 Work = Callable[[Mapping[str, Any], Callable[[dict[str, Any]], None]], None]
 
 
@@ -51,10 +51,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of a job in ``found``, or a ``reason`` why there is none.
-
-    ``kernel`` is the one that was being compiled, ``crashed`` says that the compiler itself died of it.
-    """
+    """The result in ``found``, or the ``reason``; ``crashed``: compiling ``kernel`` made the compiler itself crash."""
 
     found: Mapping[str, Any] | None
     reason: str = ""
@@ -69,10 +66,7 @@ def compile_all(
     seconds: float = JOB_SECONDS,
     command: Sequence[str] = _COMMAND,
 ) -> dict[int, Answer]:
-    """The answer to each job, by its id; at most ``processes`` (by default one a core) work at once.
-
-    ``command`` starts the worker, where there is none yet.
-    """
+    """The answer to each job, by its id; at most ``processes`` (default: one a core) run, in a worker (``command``)."""
     wide = max(1, processes or os.cpu_count() or 1)
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - '' must become the current folder
     environment = _environment(path)
@@ -85,7 +79,7 @@ def compile_all(
             answers[number] = Answer(**{"found": None, **message})
 
     with _using:
-        # Twice: a worker that was killed meanwhile says nothing of the jobs.
+        # Twice: a killed worker says nothing about the jobs.
         for _ in range(2):
             pending = [job for job in jobs if job.id not in answers]
             batches = _batches(pending, wide)
@@ -104,7 +98,7 @@ def compile_all(
 
 
 def _batches(jobs: Sequence[Job], wide: int) -> list[dict[str, Any]]:
-    """Jobs of each target together: a process models one device. A target is split where processes would idle."""
+    """Batches of one target each: a process models one device. Splits a target if processes would idle."""
     by_target: dict[str, list[dict[str, Any]]] = {}
     for job in jobs:
         by_target.setdefault(job.target.name, []).append({"id": job.id, **job.data})
@@ -122,7 +116,7 @@ def _environment(path: Sequence[str]) -> dict[str, str]:
 
 
 def _worker(command: Sequence[str], environment: Mapping[str, str]) -> Worker:
-    """This process's own, started when first needed."""
+    """This process's worker, started at first use."""
     if os.getpid() not in _workers:
         _workers[os.getpid()] = Worker(command, env=environment)
         atexit.register(_stop_worker)
@@ -146,9 +140,9 @@ def serve(requests: str, replies: str, work: Work) -> NoReturn:
             while True:
                 received.put(link.next())
         except WorkerLost:
-            os._exit(0)  # also in the middle of a request; what was forked dies with this process
+            os._exit(0)  # also in the middle of a request; forked processes die with this one
 
-    # An answer is one write where it is short, and several where it is not.
+    # A short answer is one write, a long one several.
     lock = threading.Lock()
 
     def progress(message: dict[str, Any]) -> None:
@@ -165,9 +159,9 @@ def serve(requests: str, replies: str, work: Work) -> NoReturn:
 
 
 def _settle(batch: Mapping[str, Any], work: Work, progress: Callable[[dict[str, Any]], None]) -> None:
-    """Answer every job; a process that dies or hangs takes one job with it, the next one goes on."""
+    """Answer every job; a process that dies or hangs loses one job, and the next process continues."""
     pending = {job["id"]: job for job in batch["jobs"]}
-    # The job that the process is at, and the kernel of it.
+    # The process's current job and its kernel.
     current: dict[str, Any] = {}
 
     def on_note(message: dict[str, Any]) -> None:
@@ -192,8 +186,8 @@ def _settle(batch: Mapping[str, Any], work: Work, progress: Callable[[dict[str, 
             return
         died = outcome if isinstance(outcome, Crash) else Crash("exit", "", None, "")
         reason = _late(batch["limit"]) if died.kind == "timeout" else _ended(died.code, last_line(died.stderr_tail))
-        # One that did not get as far as any job would not the next time. A process that dies between kernels dies of
-        # what its module or the launcher does, not of the compiler.
+        # If it reached no job, the next process would not either. A process that dies between kernels dies of its
+        # module or the launcher, not of the compiler.
         lost = [current["begins"]] if current else list(pending)
         kernel = current.get("kernel", "")
         crashed = bool(kernel) and died.kind == "signal" and -died.code in _CRASHES
@@ -203,7 +197,7 @@ def _settle(batch: Mapping[str, Any], work: Work, progress: Callable[[dict[str, 
 
 
 def _work(work: Work, request: Mapping[str, Any], channel: Channel) -> None:
-    """What a process of its own does; it ends as a program would, with the traceback as its last output."""
+    """Run a batch in its own process; it ends as a program would, with the traceback as its last output."""
     os.environ.clear()
     os.environ.update(request["environment"])
     os.chdir(request["folder"])
@@ -212,7 +206,7 @@ def _work(work: Work, request: Mapping[str, Any], channel: Channel) -> None:
         return
     except SystemExit as error:
         status = error.code if isinstance(error.code, int) else int(error.code is not None)
-    except BaseException:  # noqa: BLE001 - the last lines say what it was
+    except BaseException:  # noqa: BLE001 - the last lines show the error
         traceback.print_exc()
         status = 1
     sys.stderr.flush()

@@ -10,14 +10,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from pytest_fusion.run.measure.resources.compiler import compiled
-from pytest_fusion.run.measure.resources.function_places import NotFoundError
-from pytest_fusion.run.measure.resources.noting import Noted
 from pytest_fusion.run.measure.resources.rehearsal import rehearse
-from pytest_fusion.run.measure.resources.specialisation import Specialisation
+from pytest_fusion.run.measure.resources.sent_call import NotSentError
 from pytest_fusion.run.measure.resources.targets import TARGETS, Resources, Target
 from pytest_fusion.run.process import compile_jobs
 
-# What every job imports: the stance of torch.compiler imports Dynamo, and modules of tests import the rest.
+# Imports of every job: the stance of torch.compiler imports Dynamo, modules of tests the rest.
 _IMPORTED = (
     *("torch", "torch._dynamo", "triton", "triton.compiler", "triton.backends.nvidia.compiler"),
     *("pytest", "hypothesis", "pytest_fusion.plugin.decorator"),
@@ -38,29 +36,21 @@ def prepare(target: Target) -> None:
         shared=target.shared,
         block=target.shared_per_block,
     )
-    # What is compiled by torch is not ours to measure, and generating code for a device that is not there would fail.
+    # torch's own compiled code is not measured, and generating it for an absent device would fail.
     torch.compiler.set_stance("force_eager")
     modelled_device.model_cuda(torch)
     modelled_device.model_driver(torch)
-    # Nothing can be timed: the first config that survives pruning is chosen.
+    # Without timing, the tuner takes the first config that survives pruning.
     autotune.patch(importlib.import_module("triton.runtime.autotuner").Autotuner)
 
 
 def answer(
     job: dict[str, Any], target: Target, known: dict[str, Resources], begins: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The result of one job: a launch described elsewhere, or a whole call.
-
-    ``known`` is what was compiled before, ``begins`` is called with each kernel's name.
-    """
-    if "call" not in job:
-        specialisation = Specialisation.from_json(job["specialisation"])
-        others = tuple(Specialisation.from_json(other) for other in job["others"])
-        begins(specialisation.kernel)
-        return {"resources": [compiled(Noted(specialisation.kernel, specialisation, "", others), target).as_json()]}
+    """The kernels that one call launches; ``known`` ones are compiled, ``begins`` is called with each other's name."""
     try:
         launches, problem, read = rehearse(job["call"])
-    except NotFoundError as error:
+    except NotSentError as error:
         return {"problem": str(error)}
     found: list[Resources] = []
     for noted in launches:
@@ -75,8 +65,8 @@ def answer(
 
 
 def work(request: Mapping[str, Any], progress: Callable[[dict[str, Any]], None]) -> None:
-    """Run all jobs of a request, one after the other; ``progress`` is called before each kernel and after each job."""
-    # An abort's last words are those of the compiler, not Python's stack.
+    """Run all jobs of a request, in order; ``progress`` is called before each kernel and after each job."""
+    # The last output of an abort is the compiler's, not Python's stack.
     faulthandler.disable()
     sys.path[:] = request["path"]
     target = TARGETS[request["target"]]
@@ -93,7 +83,7 @@ def work(request: Mapping[str, Any], progress: Callable[[dict[str, Any]], None])
 
 
 def main(requests: str, replies: str) -> None:
-    """Import what takes long, and fork a process for each batch of jobs."""
+    """Do the slow imports, then fork a process for each batch of jobs."""
     for name in _IMPORTED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

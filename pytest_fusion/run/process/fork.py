@@ -1,6 +1,6 @@
-"""Runs work in a forked child, so that a crash, an exit or an endless loop is a result and not the end of the run.
+"""Runs work in a forked child, so that a crash, an exit or an endless loop is a result and does not end the run.
 
-A fork costs about 4 ms and inherits everything: closures, imported kernels, fixtures. Nothing here imports torch.
+A fork costs about 4 ms and inherits everything: closures, imported kernels, fixtures. Imports no torch.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ __all__ = ["COMPILING", "Channel", "ChildError", "Crash", "can_fork", "cuda_is_p
 
 T = TypeVar("T")
 
-# After the time limit the child gets this long to write down where it hangs (faulthandler, on SIGABRT) before SIGKILL.
+# Seconds for the child, after its time limit, to write its stack (faulthandler, on SIGABRT) before SIGKILL.
 _LAST_WORDS_S: Final = 1.0
 
-# Two forks at once can lock each other out in the fork handlers of logging and of BLAS libraries (seen once in some
-# hundred runs of four threads).
+# Two forks at once can deadlock in the fork handlers of logging and of BLAS (seen once in some hundred runs of four
+# threads).
 _FORKING: Final = threading.Lock()
 
 _FORWARDED_BYTES: Final = 1024 * 1024
@@ -53,10 +53,10 @@ _INTERRUPTS: Final = (signal.SIGINT, signal.SIGALRM) if hasattr(signal, "SIGALRM
 class Crash:
     """The child ended without an answer.
 
-    ``kind`` is ``"signal"`` (``detail`` its name, ``"SIGSEGV"``), ``"exit"`` (``detail`` says with which code it left)
-    or ``"timeout"`` (``detail`` gives the limit). ``last_note`` is what it last said it was doing, ``None`` before the
-    first note; ``stderr_tail`` is the beginning of Python's stack, most recent call first, where the interpreter could
-    still write it, else the end of its stderr. ``code`` is the exit status, negative for a signal.
+    ``kind`` is ``"signal"`` (``detail``: its name, ``"SIGSEGV"``), ``"exit"`` (``detail``: its code) or ``"timeout"``
+    (``detail``: the limit). ``last_note``: the child's last, ``None`` without one. ``stderr_tail``: the beginning of
+    Python's stack, most recent call first, if faulthandler wrote it, else the end of stderr. ``code``: the exit status,
+    negative for a signal.
     """
 
     kind: Literal["signal", "exit", "timeout"]
@@ -67,7 +67,7 @@ class Crash:
 
 
 def can_fork() -> str | None:
-    """The reason why this process must not fork, or ``None``; imports no torch and starts no CUDA."""
+    """Why this process must not fork, or ``None``; imports no torch and starts no CUDA."""
     if not hasattr(os, "fork"):
         return f"this platform ({sys.platform}) has no fork"
     if sys.platform == "darwin":
@@ -90,14 +90,13 @@ def run_isolated(
     forward: bool = True,
     on_note: Callable[[Any], None] | None = None,
 ) -> T | Crash | ChildError:
-    """Run ``work`` in a forked child: its result, the exception it raised as ``ChildError``, or its end as ``Crash``.
+    """The result of ``work`` in a forked child, its exception as ``ChildError``, or the child's end as ``Crash``.
 
-    ``work`` calls ``Channel.note`` before each step, and ``on_note`` is called here with each note. ``time_limit_s`` is
-    per step; it counts work, and with ``wall_clock`` waiting too. The result must pickle; keep it to plain types. What
-    the child printed is written to this process's ``sys.stdout`` and ``sys.stderr`` once it ended, so that whatever
-    captures them, by descriptor or by replacing the objects, has it; all but the stack of a crash, which is in the
-    report. ``forward=False`` drops it all. When anything is raised here (``KeyboardInterrupt``, a timeout plugin's
-    exception), the child and what it started are killed first.
+    ``work`` calls ``Channel.note`` before each step; ``on_note`` gets each note here. ``time_limit_s`` is per step and
+    counts work, with ``wall_clock`` waiting too. The result must pickle and should have plain types. The child's output
+    is written to this process's ``sys.stdout`` and ``sys.stderr`` after its end, where any capture sees it, except the
+    stack of a crash, which is in the report; ``forward=False`` drops it. An exception here (``KeyboardInterrupt``, a
+    timeout plugin's) first kills the child and all that it started.
 
     Raises ``OSError`` when there is no process or memory for a child.
     """
@@ -107,8 +106,8 @@ def run_isolated(
         try:
             mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
             try:
-                # Ctrl-C between the fork and the try below would leave a child that nobody waits for. Blocking delivers
-                # one that is pending, so it stands where the mask is restored.
+                # Ctrl-C between the fork and the try below would leave an unsupervised child. Blocking delivers a
+                # pending signal, so it is inside the try that restores the mask.
                 signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
                 pid = _fork(work, writer, reader, out, err, mask)
                 child = _Child(pid, reader, TimeLimit(pid, time_limit_s, wall_clock=wall_clock), on_note)
@@ -131,18 +130,17 @@ def run_isolated(
 
 
 def unwrap(outcome: T | Crash | ChildError) -> T | Crash:
-    """Return ``outcome``, or raise it where it is the child's exception."""
+    """Return ``outcome``, or raise the child's exception."""
     if isinstance(outcome, ChildError):
         outcome.reraise()
     return outcome
 
 
 def cuda_is_poisoned() -> bool:
-    """Whether this process's CUDA context is lost, so that no later result on it means anything.
+    """Whether this process's CUDA context is lost, so that no later result is valid; ``False`` before CUDA starts.
 
-    An illegal access or a device assert stays: every later call fails. Errors of one launch (too much shared memory, an
-    invalid configuration) surface once and are gone, so the probe is made twice and the second answer counts. Out of
-    memory is not poison. ``False`` where CUDA was never started.
+    After an illegal access or a device assert every later call fails. Errors of one launch (too much shared memory, an
+    invalid configuration) surface once, so the second of two probes counts. Out of memory does not lose the context.
     """
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
@@ -171,7 +169,7 @@ class _Child:
         self._timed_out = False
         self._status: int | None = None
         with contextlib.suppress(OSError):
-            os.setpgid(pid, pid)  # the child does the same, but may not have come to it when it must be killed
+            os.setpgid(pid, pid)  # the child does the same, but may be killed before it does
 
     def listen(self) -> None:
         """Read until the child has answered, is gone, or has used up its time."""
@@ -202,22 +200,21 @@ class _Child:
                 self._on_note(self._note)
 
     def bury(self) -> None:
-        """Leave no process behind, and none that the child started in its group."""
+        """End the child and all processes in its group."""
         if self._timed_out:
             with contextlib.suppress(OSError):
                 os.kill(self._pid, signal.SIGABRT)
         if self._timed_out or self._answer is not None:
             self._wait(_LAST_WORDS_S)
         kill_group(self._pid)
-        # A pid that was waited for may be another process's by now; as a group's number it stays taken while the group
-        # has members.
+        # After a wait the pid may be another process's; as a group's number it stays taken while the group has members.
         if self._status is None:
             with contextlib.suppress(OSError):
                 os.kill(self._pid, signal.SIGKILL)
         self._reap(block=True)
 
     def outcome(self, stderr_tail: str) -> Any:
-        """What became of it, once buried."""
+        """The outcome, after `bury`."""
         if self._answer is not None:
             return pickle.loads(self._answer)
         code = os.waitstatus_to_exitcode(self._status or 0)
@@ -231,7 +228,7 @@ class _Child:
         if self._status is None:
             try:
                 pid, status = os.waitpid(self._pid, 0 if block else os.WNOHANG)
-            except ChildProcessError:  # SIGCHLD is ignored in this process: the kernel has kept no status
+            except ChildProcessError:  # SIGCHLD is ignored in this process: the kernel has no status
                 pid, status = self._pid, 0
             if pid:
                 self._status = status
@@ -249,8 +246,8 @@ def _fork(
 ) -> int:
     parent = os.getpid()
     with warnings.catch_warnings():
-        # Python 3.12 warns of forking with threads, after the fork: made an error, it would be raised in the parent
-        # while the child runs on.
+        # Python 3.12 warns after a fork with threads: as an error it would be raised in the parent, while the child
+        # runs.
         warnings.simplefilter("ignore")
         with _FORKING:
             pid = os.fork()
@@ -277,7 +274,7 @@ def _scratch_file() -> IO[bytes]:
 
 
 def _flush() -> None:
-    """Write what is buffered, which parent and child would both write otherwise."""
+    """Write buffered output, which parent and child would both write otherwise."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         with contextlib.suppress(Exception):
             stream.flush()  # type: ignore[union-attr]

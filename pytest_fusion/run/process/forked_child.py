@@ -25,12 +25,12 @@ RESULT: Final = b"r"
 ERROR: Final = b"e"
 
 _PR_SET_PDEATHSIG: Final = 1
-# Of glibc's malloc.h, and the largest block that the second is documented to take.
+# Of glibc's malloc.h, and the largest documented block for the second.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _LARGEST_BLOCK = -1, -3, 1 << 25
 
 
 class ChildTraceback(Exception):
-    """The text of the child's traceback, as the cause of the exception that is raised again here."""
+    """The text of the child's traceback, as the cause of the exception raised here."""
 
     def __str__(self) -> str:
         return f"\n\nin the isolated process:\n{self.args[0]}"
@@ -38,7 +38,7 @@ class ChildTraceback(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChildError:
-    """An exception that ``work`` raised: as text, and pickled where its type allows."""
+    """An exception that ``work`` raised: as text, and pickled if its type allows."""
 
     type_name: str
     message: str
@@ -46,7 +46,7 @@ class ChildError:
     pickled: bytes | None
 
     def reraise(self) -> NoReturn:
-        """Raise the exception itself, or a ``RuntimeError`` that names it when it cannot be rebuilt."""
+        """Raise the exception itself, or a ``RuntimeError`` that names it if it cannot be rebuilt."""
         error: BaseException | None = None
         if self.pickled is not None:
             with contextlib.suppress(Exception):
@@ -68,7 +68,7 @@ class Channel:
         self._descriptor = descriptor
 
     def note(self, data: Any) -> None:
-        """Send the next step, as JSON types; the parent has it before this returns, and the time limit starts anew.
+        """Send the next step, as JSON types; the parent has it before this returns, and the time limit restarts.
 
         Raises ``TypeError`` for what JSON cannot hold.
         """
@@ -99,7 +99,7 @@ def live(work: Callable[[Channel], object], descriptor: int, out: int, err: int,
 
 def _prepare_child(out: int, err: int, parent: int) -> None:
     with contextlib.suppress(OSError):
-        os.setpgid(0, 0)  # a group of its own: killed as a whole, and Ctrl-C reaches the parent alone
+        os.setpgid(0, 0)  # a group of its own: killed as a whole, and Ctrl-C reaches only the parent
     _die_with(parent)
     nowhere = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nowhere, 0), (out, 1), (err, 2)):
@@ -110,16 +110,16 @@ def _prepare_child(out: int, err: int, parent: int) -> None:
     _no_core_dump()
     with contextlib.suppress(ValueError):
         signal.set_wakeup_fd(-1)  # an event loop's pipe, shared with the parent
-    # The parent's garbage is not the child's to finalise: it may hold temporary folders and processes.
+    # The child must not finalise the parent's garbage, which may own temporary folders and processes.
     gc.freeze()
     _keep_freed_memory()
     _one_thread()
 
 
 def _keep_freed_memory() -> None:
-    """Have malloc use again what is freed: memory that is mapped anew is zeroed page by page at its first touch.
+    """Make malloc reuse freed memory: newly mapped memory is zeroed page by page at its first touch.
 
-    Rounding six lanes of 60,000 numbers took 7.7 ms with that and takes 2.2 without.
+    Six rounding runs of 60,000 numbers took 7.7 ms with that and take 2.2 without.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
@@ -128,7 +128,7 @@ def _keep_freed_memory() -> None:
 
 
 def _one_thread() -> None:
-    """Restrict torch to one thread: the fork copied no other, and waiting for a missing one never ends."""
+    """Restrict torch to one thread: the fork copies no other, and waiting for a missing one never ends."""
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_num_threads"):
@@ -139,7 +139,7 @@ def _one_thread() -> None:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel end this process with the parent: a timeout plugin may end that by ``os._exit``."""
+    """End this process with the parent, which a timeout plugin may end by ``os._exit``."""
     if sys.platform.startswith("linux"):
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -148,7 +148,7 @@ def _die_with(parent: int) -> None:
 
 
 def _no_core_dump() -> None:
-    """Write no core: crashes are expected here, and one of a process with torch takes seconds and gigabytes."""
+    """Write no core: crashes are expected here, and a core of a process with torch takes seconds and gigabytes."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 
@@ -163,8 +163,8 @@ def _text_stream(descriptor: int) -> io.TextIOWrapper:
 def _pickled(error: BaseException) -> bytes | None:
     """``error`` in a form that can be loaded again, or ``None``.
 
-    Exceptions with arguments of their own often fail only when loaded, because loading calls ``__init__`` with
-    ``args``; pytest's (``Skipped``) fail because they claim to be builtins. Both are taken apart instead.
+    Exceptions with own arguments often fail at loading, which calls ``__init__`` with ``args``; pytest's (``Skipped``)
+    fail because they claim to be builtins. Both are stored in parts instead.
     """
     kind = type(error)
     home = getattr(kind.__init__, "__module__", "")

@@ -29,7 +29,7 @@ class FrameReader:
 
     def wait(self, seconds: float | None) -> int | None:
         """Read once: the number of bytes, 0 at the end of the pipe, ``None`` if nothing arrived in ``seconds``."""
-        # Rounded up: poll takes whole milliseconds, and 0.4 of one would be none at all.
+        # Rounded up: poll takes whole milliseconds, and 0.4 ms would be 0.
         if not self._poll.poll(None if seconds is None else int(seconds * 1000) + 1):
             return None
         part = os.read(self._descriptor, _READ_BYTES)

@@ -1,9 +1,8 @@
 """A fast path: calls a function in a frame so large that no call below it maps memory.
 
-Python 3.11 and later keep frames in chunks of 16 KiB, each mapped when a call needs it and unmapped when that call
-returns. Where the depth at which most calls are made lies at a chunk's end, each of them maps and unmaps one: 290,000
-times in a test of an interpreted kernel below pytest, a third of its seconds. The chunk is as large as its first frame
-needs, rounded up to a power of two, and what is left of it serves the frames below: a third of such a test is saved.
+Python 3.11 and later hold frames in chunks of 16 KiB, mapped and unmapped as calls need them. If most calls are at a
+chunk's end, each maps and unmaps one: 290,000 times in a test of an interpreted kernel below pytest, a third of its
+time. A chunk has its first frame's size, rounded up to a power of two, and the rest serves the frames below.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
-# Just over half a MiB, so that nearly another half is left: some thousand frames. None of it is touched before.
+# Just over half a MiB, so that nearly another half is left: some thousand frames. It stays untouched.
 _SLOTS = (1 << 16) + (1 << 10)
 
 

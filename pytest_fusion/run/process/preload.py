@@ -1,11 +1,11 @@
-"""Fast paths of forked children: what one had to import the next ones inherit, and kernels are compiled ahead.
+"""Fast paths of forked children: they inherit what an earlier child had to import, and kernels compiled ahead.
 
-A first call of a ``torch.library.custom_op`` imports ``torch._dynamo``: some 2 s that every child would pay again. The
-parent learns from the child which of these it needed, and imports them itself.
+A first call of a ``torch.library.custom_op`` imports ``torch._dynamo``: some 2 s in every child. The child reports
+these modules, and the parent imports them.
 
-Workers compile ahead what the covering phase and the search's first half will launch. A row-wise kernel meets some
+Workers compile ahead the launches of the covering phase and of the search's first half. A row-wise kernel has some
 hundred specialisations (block size, dtype, divisibility of sizes, strides, addresses), at 0.1-0.3 s each. Triton's disk
-cache is shared and written atomically, so workers fill it and the test finds it warm.
+cache is shared and written atomically.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# What `torch.autograd.grad` imports with its first upstream gradient, sympy with it: 0.5 s, and 2 s without .pyc files.
+# `torch.autograd.grad` imports it with its first upstream gradient, and sympy: 0.5 s, and 2 s without .pyc files.
 GRADIENTS = "torch.fx.experimental.symbolic_shapes"
 # Slow to import, and safe in a process that must stay free of CUDA and of threads.
 _SLOW = ("torch._dynamo", "torch._decomp", "torch._refs", "ml_dtypes", "triton.language.extra", GRADIENTS)
-# Triton once more, to compile what the CPU lane interprets: 0.3 s.
+# A second Triton, to compile what the CPU lane interprets: 0.3 s.
 _SECOND_TRITON = "pytest_fusion.run.measure.resources.second_triton"
 # Namespaces of torch's own operators.
 _TORCH = ("aten::", "prims::", "rngprims::", "prim::", "debug_mode_ops::", "inductor::", "symm_mem::", "torch", "_")
@@ -42,7 +42,7 @@ _learnt: dict[str, None] = {}
 
 
 def learn(names: tuple[str, ...]) -> None:
-    """Remember what a child needed."""
+    """Store what a child needed."""
     _learnt.update(dict.fromkeys(name for name in names if name in _SLOW))
 
 
@@ -53,7 +53,7 @@ def _custom_operators() -> bool:
 
 
 def _triton_key() -> None:
-    """Triton's hash of its own files, part of every name in its cache and remembered by it: 0.3 s a child.
+    """Cache Triton's hash of its own files, part of every name in its cache: 0.3 s a child.
 
     Touches ``triton.runtime.cache.triton_key`` (3.6.0, 3.7.1 and 3.9.0; elsewhere each child computes it).
     """
@@ -64,9 +64,9 @@ def _triton_key() -> None:
 
 
 def _constants() -> None:
-    """The constants that Hypothesis finds in the source of a project's own modules, remembered by it.
+    """Cache the constants that Hypothesis finds in the source of a project's own modules.
 
-    A child's first random integer has all of them parsed: 0.1 s with Hypothesis's files of an earlier run, 2 s without.
+    A child's first random integer parses them all: 0.1 s with Hypothesis's files of an earlier run, 2 s without.
     Touches ``hypothesis.internal.conjecture.providers._get_local_constants`` (6.168; elsewhere each child does it).
     """
     constants = getattr(sys.modules.get("hypothesis.internal.conjecture.providers"), "_get_local_constants", None)
@@ -76,10 +76,9 @@ def _constants() -> None:
 
 
 def inherit(*, gradients: bool = False, compiles: bool = False, searches: bool = False) -> None:
-    """Before the next fork, import what earlier children needed or this one will.
+    """Before the next fork, import what earlier children needed or this one needs; skips what is not available.
 
-    ``gradients``, ``compiles`` and ``searches``: it will differentiate, compile Triton kernels, or draw cases with
-    Hypothesis. What cannot be had here is left out.
+    ``gradients``, ``compiles``, ``searches``: it differentiates, compiles Triton kernels, draws cases with Hypothesis.
     """
     if searches:
         _constants()
@@ -99,21 +98,21 @@ def inherit(*, gradients: bool = False, compiles: bool = False, searches: bool =
                 importlib.import_module(name)
 
 
-# Each worker starts a CUDA context of its own: about half a second and half a gigabyte of device memory.
+# Each worker starts a CUDA context: about half a second and half a gigabyte of device memory.
 _MOST_WORKERS = 12
 _FEW_ENTRIES = 8
-# What fills a cache gives way to what tests: several runs side by side had 28 processes at work on 16 cores.
+# Tests go before cache filling: several runs side by side had 28 processes at work on 16 cores.
 _NICE = 10
 
 
 def cache_is_empty() -> bool:
-    """Whether Triton's disk cache is nearly empty, so that waiting for the first miss would only lose time."""
+    """Whether Triton's disk cache is nearly empty, so that waiting for the first miss only loses time."""
     folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
     return len(list(itertools.islice(folder.glob("*"), _FEW_ENTRIES))) < _FEW_ENTRIES
 
 
 def workers() -> int:
-    """How many processes may compile beside the test itself; 0 where there is only a core for the test."""
+    """How many processes may compile beside the test; 0 if there is only a core for the test."""
     share = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     return max(0, min(_MOST_WORKERS, len(os.sched_getaffinity(0)) // share - 2))
 
@@ -122,8 +121,8 @@ def workers() -> int:
 def compiling_ahead(work: Callable[[int, int], None]) -> Iterator[Callable[[], None]]:
     """Prepare forked children for ``work(worker, workers)`` while the body runs; end them with it.
 
-    Yields the call that starts them, good once and from a child of the body too: with a warm cache nobody calls it, and
-    no context is made. The children only fill a cache: what they raise, print or die of is dropped.
+    Yields the call that starts them, once, also from a child of the body: a warm cache needs no call and no CUDA
+    context. The children only fill a cache: their errors and output are dropped.
     """
     count = workers()
     children: list[int] = []
@@ -158,7 +157,7 @@ def _child(work: Callable[[int, int], None], worker: int, count: int, reader: in
         if not os.read(reader, 1):
             return
         os.nice(_NICE)
-        os.environ["TRITON_CACHE_AUTOTUNING"] = "0"  # nothing is launched here: what tuning "finds" must not be kept
+        os.environ["TRITON_CACHE_AUTOTUNING"] = "0"  # nothing is launched here: what tuning "finds" must not be stored
         if (torch := sys.modules.get("torch")) is not None:
             torch.set_num_threads(1)
         work(worker, count)

@@ -1,4 +1,4 @@
-"""What every child process is held to: its time limit, how it is killed, how it ended, its last output."""
+"""Limits and ends every child process: its time limit, how to kill it, how it ended, its last output."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from typing import IO, Final
 # How much longer a case may take after one that was only slow.
 PATIENCE: Final = 10
 
-# The key of a note that names the kernel that is being compiled, and how long that may take: longer than other steps.
+# The key of a note that names the kernel being compiled, and its time limit, which is longer than for other steps.
 COMPILING: Final = "compiling"
 _COMPILING_S: Final = 300.0
 
-# A child that has worked for this share of its limit has used it up; one that waited for so many limits is stuck.
+# A child that worked for this share of its limit is at its end; one that waited for so many limits is stuck.
 _BUSY: Final = 0.8
 _STUCK: Final = 4.0
 
-# How often a silent child is looked at. Its end is normally seen at once, as the end of the pipe; a grandchild that
-# holds the pipe open hides it.
+# How often to look at a silent child. Its end shows at once as the end of the pipe, unless a grandchild holds that.
 _POLL_S: Final = 0.05
 
-# faulthandler's first words, and how far from the end they are looked for: 100 frames of 300 characters.
+# faulthandler's first words, and how far from the end they may be: 100 frames of 300 characters.
 _FAULT: Final = b"Fatal Python error: "
 _FAULT_BYTES: Final = 32 * 1024
 _TAIL_BYTES: Final = 8 * 1024
@@ -34,9 +33,9 @@ _TAIL_BYTES: Final = 8 * 1024
 class TimeLimit:
     """The limit of one step of the process ``pid``; ``seconds=None`` is no limit.
 
-    It counts work, not waiting for a core: to compile a row of 2^17 elements takes a minute on a busy machine, which is
-    no fault of the kernel's. A step that waits for a multiple of the limit is stuck all the same. With ``wall_clock``
-    waiting counts too, for work that other programs do.
+    It counts work, not waiting for a core: on a busy machine a row of 2^17 elements takes a minute to compile, which is
+    not the kernel's fault. A multiple of the limit is stuck. ``wall_clock`` counts waiting too, for other programs'
+    work.
     """
 
     def __init__(self, pid: int, seconds: float | None, *, wall_clock: bool = False) -> None:
@@ -48,7 +47,7 @@ class TimeLimit:
         self._begun, self._worked = time.monotonic(), self._worked_s()
 
     def pause(self) -> float:
-        """How long to wait for output before the next look at the process."""
+        """Seconds to wait for output before the next look at the process."""
         left = _POLL_S if self.seconds is None else self._begun + self.seconds - time.monotonic()
         return left if 0 < left < _POLL_S else _POLL_S
 
@@ -62,9 +61,9 @@ class TimeLimit:
         return self._wall_clock or worked >= _BUSY * self.seconds or waited >= _STUCK * self.seconds
 
     def _worked_s(self) -> float:
-        """Seconds of a core that the process has used, where the system shows them; else more than any limit."""
+        """Core seconds that the process has used, if the system shows them; else more than any limit."""
         try:
-            # The name may hold blanks and brackets; after the last bracket, utime and stime are the 12th and 13th word.
+            # The name may have blanks and brackets; after the last bracket, utime and stime are the 12th and 13th word.
             words = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
             return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError, IndexError):
@@ -72,7 +71,7 @@ class TimeLimit:
 
 
 def kill_group(pid: int) -> None:
-    """Kill the process group ``pid``: a process and all that it started, which would keep a GPU."""
+    """Kill the process group ``pid``: a process and all that it started, which would occupy a GPU."""
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -97,7 +96,7 @@ def signal_name(number: int) -> str:
 
 
 def fault_position(file: IO[bytes]) -> int:
-    """Where the stack that faulthandler wrote last begins; the end of the file where there is none."""
+    """The start of faulthandler's last stack; the end of the file if there is none."""
     size = file.seek(0, os.SEEK_END)
     start = file.seek(max(0, size - _FAULT_BYTES))
     found = file.read().rfind(_FAULT)
@@ -112,5 +111,5 @@ def last_output(file: IO[bytes]) -> str:
 
 
 def last_line(text: str) -> str:
-    """The last line that is not empty, or an empty string."""
+    """The last non-empty line, or an empty string."""
     return next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "")

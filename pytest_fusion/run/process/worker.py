@@ -1,7 +1,4 @@
-"""A process that this one spawns and sends requests to: JSON messages in frames, over a pipe in each direction.
-
-Tensors go beside them as a file whose name is in the message (``canary.offline.kernel``).
-"""
+"""A child process that gets requests: JSON messages in frames over a pipe each way, and tensors in named files."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ from pytest_fusion.run.process.supervisor import end_process, last_output
 _MESSAGE = b"m"
 _END_S = 2.0
 _PACKAGE = Path(__file__).resolve().parents[2]
-# The worker runs this very package, whichever other version its environment, revision or path has: a package is where
-# it was first found, and so are its modules.
+# The worker runs this very package, whichever version its environment, revision or path has: Python finds a package's
+# modules where it first found the package.
 _BOOT = """
 import importlib, importlib.util, sys
 found = importlib.util.spec_from_file_location("pytest_fusion", sys.argv[1] + "/__init__.py",
@@ -39,7 +36,7 @@ def command(python: str, module: str, *arguments: str, options: Sequence[str] = 
 
 
 class WorkerLost(Exception):
-    """The process at the other end has ended, or gave no answer in time (``late``)."""
+    """The other process has ended, or gave no answer in time (``late``)."""
 
     def __init__(self, message: str, *, late: bool = False) -> None:
         super().__init__(message)
@@ -61,7 +58,7 @@ class Messages:
             raise WorkerLost("its pipe is closed") from None
 
     def receive(self, seconds: float | None = None) -> dict[str, Any]:
-        """Wait ``seconds`` or for ever. Raises ``WorkerLost`` at the end of the pipe or of the time."""
+        """The next message, within ``seconds`` if given. Raises ``WorkerLost`` at the end of pipe or time."""
         end = None if seconds is None else time.monotonic() + seconds
         while (frame := self._frames.next()) is None:
             size = self._frames.wait(None if end is None else max(0.0, end - time.monotonic()))
@@ -86,7 +83,7 @@ class Requests:
         self._number = ""
 
     def next(self) -> dict[str, Any]:
-        """Raises ``WorkerLost`` when the other process has ended or closed its end."""
+        """The next request. Raises ``WorkerLost`` if the other process has ended or closed its end."""
         message = self._messages.receive()
         self._number = str(message["id"])
         return message
@@ -97,10 +94,7 @@ class Requests:
 
 
 class Worker:
-    """A spawned process, in a session of its own: Ctrl-C reaches this process alone, which ends it in order.
-
-    Raises ``OSError`` where it cannot be started.
-    """
+    """A spawned process in its own session, which Ctrl-C does not reach: this process ends it. Raises ``OSError``."""
 
     def __init__(self, command: Sequence[str], *, env: Mapping[str, str], start: Path | None = None) -> None:
         theirs_in, ours_out = os.pipe()
@@ -133,10 +127,7 @@ class Worker:
     def request(
         self, op: str, *, seconds: float | None, pulse: Callable[[Any], None] = lambda _: None, **what: Any
     ) -> dict[str, Any]:
-        """Send one request and return its answer; ``pulse`` is called with each report of progress.
-
-        ``seconds`` is the limit of each wait. Raises ``WorkerLost``.
-        """
+        """The answer to one request within ``seconds`` a wait; ``pulse`` gets progress. Raises ``WorkerLost``."""
         number = secrets.token_hex(4)
         self._messages.send({"id": number, "op": op, **what})
         while True:
@@ -146,11 +137,11 @@ class Worker:
             pulse(answer.get("pulse"))
 
     def last_output(self) -> str:
-        """The end of what it printed; to be read once it has ended, or is about to be stopped."""
+        """The end of its output; for use after its end or right before `stop`."""
         return last_output(self._output)
 
     def stop(self) -> int:
-        """Close the pipes, wait for its end, kill what is left of its group; returns the exit status."""
+        """Close the pipes, wait for the end, kill the rest of the group; returns the exit status."""
         self._messages.close()
         self._output.close()
         return end_process(self._process, _END_S)

@@ -14,30 +14,27 @@ from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.spec.wording import out_of_memory
 
-# Products of 4096 x 4096 halves: 0.25 ms each on an H100, so that 40 of them outlast the few milliseconds that a
-# guarded call takes to be launched.
+# Products of 4096 x 4096 halves: 0.25 ms each on an H100; 40 outlast the few milliseconds of a guarded call's launch.
 _SIZE, _PRODUCTS = 4096, 40
-# Longer than a small kernel takes that has a half of one multiprocessor; programs that wait for others to run beside
-# them go on then.
+# Longer than a small kernel takes on a half of one multiprocessor; then programs that wait for others continue.
 _HELD_NS = 10_000_000
 _ARRIVED_S = 5e-3
 _MOST_LAUNCHES = 8
-# The most threads that a program has: what is left of a multiprocessor is a half, or on some nothing.
+# The most threads of a program: it leaves a half of a multiprocessor, on some nothing.
 _THREADS = 1024
 
 
 @functools.cache
 def own_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of competing work, one for all: cuBLAS allocates 32 MB for each stream that it has worked on."""
+    """The stream of competing work, one for all: cuBLAS allocates 32 MB for each stream that it uses."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def competing(device: torch.device) -> Iterator[None]:
-    """Queue matrix products on another stream of ``device`` before the body runs; on a CPU nothing.
+    """Queue matrix products on another stream of ``device`` before the body runs; does nothing on a CPU.
 
-    They take multiprocessors, cache and bandwidth away, so that the programs of a kernel run in other groups and at
-    other speeds than alone.
+    They use multiprocessors, cache and bandwidth, so a kernel's programs run in other groups and at other speeds.
     """
     if device.type != "cuda":
         yield
@@ -62,11 +59,10 @@ def competing(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def crowded(device: torch.device) -> Iterator[None]:
-    """Before each of Triton's first launches inside programs that do nothing take all of a CUDA device but one place
-    for 1024 threads, for 10 ms.
+    """Fill a CUDA device with idle programs for 10 ms before each of the body's first Triton launches.
 
-    The programs of a launch then run one small group after the other: who reads what another program writes, or takes
-    itself for the last one, finds that it was not. Alone hundreds of them run at once, and 80 short ones end together.
+    They leave one place for 1024 threads, so the programs of a launch run in small groups: one that reads another's
+    writes, or assumes that it is the last, fails. Alone hundreds of them run at once, and 80 short ones end together.
     For NVIDIA's GPUs, whose clock it reads. Raises ``ImportError`` without Triton.
     """
     hold, properties = _hold(), torch.cuda.get_device_properties(device)
@@ -79,12 +75,12 @@ def crowded(device: torch.device) -> Iterator[None]:
         yield
         return
     torch.cuda.current_stream(device).synchronize()
-    # As it is before anybody observes launches: these are none of the kernel's.
+    # The unobserved function: these launches are not the kernel's.
     launch, stream, expected = type(hold).run, own_stream(device), 0
 
     def fill(_: Launch) -> None:
         nonlocal expected
-        # A capture allows no other stream to be waited for.
+        # A capture cannot wait for another stream.
         if expected >= _MOST_LAUNCHES * places or torch.cuda.is_current_stream_capturing():
             return
         expected += places
@@ -120,8 +116,8 @@ def _hold() -> Any:
         while now - begin < nanoseconds:
             now = globaltimer()
         if nanoseconds < 0:
-            # Never; but it asks for 64 KiB of shared memory. Beside programs that have none a multiprocessor runs no
-            # kernel that has some until it is empty, and this one would be alone when the others are gone.
+            # Never true; but it uses 64 KiB of shared memory. A multiprocessor runs no kernel with shared memory beside
+            # programs without, until it is empty, so this one would be alone after the others.
             which = tl.arange(0, 128)
             square = tl.load(arrived + which[:, None] * 128 + which[None, :])
             tl.store(arrived + which[:, None] * 128 + which[None, :], tl.trans(square))

@@ -21,7 +21,7 @@ from pytest_fusion.run.compiled import observe_compiled
 
 # 2^26 cycles are some 35 ms at the 1.9 GHz of an H100: a launch from Python takes well below one.
 CYCLES = 1 << 26
-# About 10 ms at 2 GHz: far longer than the copy of a result on the caller's stream takes to be made.
+# About 10 ms at 2 GHz: far longer than the copy of a result on the caller's stream takes to launch.
 _DELAY_CYCLES = 20_000_000
 _SYNCHRONISING = "called a synchronizing CUDA operation"
 _FOREIGN = frozenset({"torch", "triton", "pytest_fusion", "warnings"})
@@ -29,10 +29,7 @@ _FOREIGN = frozenset({"torch", "triton", "pytest_fusion", "warnings"})
 
 @dataclass(slots=True)
 class Behind:
-    """The result of a call behind a slow producer.
-
-    ``late``: what the default stream did after the call came back still ran before the producer had ended.
-    """
+    """A call behind a slow producer. ``late``: the default stream finished later work before the producer."""
 
     result: Any
     arguments: dict[str, Any]
@@ -47,14 +44,14 @@ def behind_producer(
     wait: bool = False,
     cycles: int = CYCLES,
 ) -> Behind:
-    """Call on a new stream, on which ``produce`` (which writes the arguments) is queued behind a wait of ``cycles``.
+    """The result of a call on a new stream, after ``produce`` (writes the arguments) behind ``cycles`` of waiting.
 
-    A consumer on the same stream copies the results and the arguments at once. ``wait`` lets the producer finish before
-    the call, so that what is wrong then has other reasons. Raises what the call raises.
+    A consumer on the same stream copies results and arguments at once. ``wait`` finishes the producer before the call,
+    so a wrong result has other reasons. Raises what the call raises.
     """
     device = tensors_of(arguments)[0].device
-    # That the producer has not ended on the host's clock says little of a GPU that other processes share (the wait goes
-    # on while they have it) or of streams that share a hardware queue: a copy on the default stream is asked instead.
+    # The host's clock does not show whether the producer still runs, on a shared GPU (the wait goes on while others
+    # have it) or on streams that share a hardware queue: a copy on the default stream shows it.
     ended, seen = torch.zeros(2, dtype=torch.int32, device=device).unbind()
     stream, default = torch.cuda.Stream(device), torch.cuda.default_stream(device)  # type: ignore[no-untyped-call]
     pristine.synchronize(device)
@@ -93,10 +90,9 @@ def other_device(device: torch.device) -> torch.device | None:
 
 @contextlib.contextmanager
 def delayed(device: torch.device) -> Iterator[None]:
-    """Begin each other stream of ``device`` that the body uses with a pause; without CUDA nothing happens.
+    """Begin each other stream of ``device`` that the body uses with a pause; does nothing without CUDA.
 
-    A stream is met when ``torch.cuda.set_stream`` (so ``with torch.cuda.stream``) or a Triton launch selects it; one
-    that only C++ knows is not.
+    It sees streams selected by ``torch.cuda.set_stream`` (``with torch.cuda.stream``) or a Triton launch, not in C++.
     """
     if device.type != "cuda":
         yield
@@ -121,7 +117,7 @@ def delayed(device: torch.device) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A line that waits for the device, and the function that it is in, which begins at line ``begins``."""
+    """A line that waits for the device, and its function, which begins at line ``begins``."""
 
     file: str
     line: int
@@ -130,7 +126,7 @@ class Wait:
 
     @classmethod
     def of_caller(cls) -> Wait:
-        """The innermost line that is neither torch's, Triton's nor this package's."""
+        """The innermost line outside torch, Triton and this package."""
         frame = sys._getframe(1)
         while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _FOREIGN:
             frame = frame.f_back
@@ -144,10 +140,10 @@ class Wait:
 
 @contextlib.contextmanager
 def waits() -> Iterator[list[Wait]]:
-    """Lists the lines at which the body waits for the device.
+    """The lines at which the body waits for the device.
 
-    ``torch.cuda.set_sync_debug_mode`` warns of synchronising operations. It does not know explicit calls of
-    ``torch.cuda.synchronize`` and of an event's ``synchronize``, so these are replaced for as long as it lasts.
+    ``torch.cuda.set_sync_debug_mode`` warns of synchronising operations, but not of ``torch.cuda.synchronize`` and an
+    event's ``synchronize``, so these are replaced in the body.
     """
     seen: list[Wait] = []
     synchronize, of_event = torch.cuda.synchronize, torch.cuda.Event.synchronize

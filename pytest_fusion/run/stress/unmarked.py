@@ -1,8 +1,7 @@
-"""A call that cannot see that it is tested: in a plain thread, without pytest in the environment or imports.
+"""A call without visible signs of a test: in a plain thread, without pytest in the environment or imports.
 
-A kernel that asks who calls it (``sys._getframe``, ``PYTEST_CURRENT_TEST``, ``"pytest" in sys.modules``, ``sys.argv``)
-finds nothing in it. What else tells a kernel that it is on trial (this package among the imports, the poison in gaps
-and fresh memory, many small odd shapes) stays visible.
+It hides the caller's frames (``sys._getframe``), ``PYTEST_CURRENT_TEST``, ``"pytest" in sys.modules`` and ``sys.argv``.
+Other signs stay visible: this package's imports, poison in gaps and fresh memory, many small odd shapes.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from functools import partial
 from types import FunctionType
 from typing import Any
 
-# Longer than any case may take in the profiles that are not for the night.
+# Longer than any case of a profile other than nightly may take.
 _PATIENCE_S = 60.0
 _HIDDEN_MODULES = ("pytest", "_pytest")
 _HIDDEN_VARIABLES = "PYTEST"
@@ -45,13 +44,13 @@ def stack() -> list[Frame]:
 
 
 def called(call: Callable[[], Any], prepare: Callable[[], Any], frames: Sequence[Frame] = ()) -> Any:
-    """The result of ``call`` in a thread of its own, below stand-ins for ``frames``; what it raises is raised here.
+    """The result of ``call`` in its own thread, below stand-ins for ``frames``; raises what it raises.
 
-    Without ``frames`` nothing shows pytest, with them nothing is hidden. ``prepare`` runs in the thread before that
-    (devices are chosen by thread). Raises ``TimeoutError`` when there is no end.
+    Without ``frames`` pytest is hidden, with them nothing is. ``prepare`` runs first in the thread (devices are chosen
+    by thread). Raises ``TimeoutError`` if the call does not end.
     """
     for frame in reversed(frames):
-        # A function that calls its argument and looks like the frame meanwhile.
+        # A function that calls its argument and has this frame's attributes.
         call = partial(_disguised(_call, frame), call)
     box: dict[str, Any] = {}
     # No file name: a frame of this file would reveal the test.
@@ -81,7 +80,7 @@ def _work(prepare: Callable[[], Any], call: Callable[[], Any], box: dict[str, An
     try:
         prepare()
         box["result"] = call()
-    except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+    except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
         box["error"] = error
 
 

@@ -25,7 +25,7 @@ SMALL, LARGE = (text for text, _ in SIZED)
 
 
 def launch(block: int, kernel: str = "k") -> Specialisation:
-    place = Place("kern", kernel, "kern.py", 1)
+    place = Place("kern.py", 1)
     return Specialisation(
         kernel, place, (Argument("x", "*fp32", "D", None), Argument("BLOCK", "constexpr", None, block))
     )

@@ -131,6 +131,49 @@ def without_last_term(x: Tensor, upstream: Tensor) -> Tensor:
     return products - probabilities * products[..., :-1].sum(-1, keepdim=True)
 
 
+def sum_in_16_bits(x: Tensor, upstream: Tensor) -> Tensor:
+    """The gradient of a softmax as a kernel has it that never leaves 16 bits, its sum in pairs."""
+    probabilities = torch.softmax(x.float(), -1).to(x.dtype)
+    total = F.pad(probabilities * upstream, (0, 512 - x.shape[-1]))
+    while total.shape[-1] > 1:
+        left, right = total.chunk(2, -1)
+        total = left + right
+    return probabilities * (upstream - total)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_the_sum_of_a_softmax_gradient_may_be_rounded(dtype: torch.dtype) -> None:
+    """As the formula written out has it; one term of 33 that is left out is wrong all the same."""
+    for seed in range(24):
+        rows, n = (1, 3, 64)[seed // 4 % 3], (5, 16, 33, 257)[seed % 4]
+        x = normal(rows, n, seed=seed, dtype=dtype) * (0.001 if seed % 3 else 1)
+        upstream = normal(1, seed=seed + 99, dtype=dtype).expand(rows, n)
+        verdict = graded(sum_in_16_bits, softmax_gradient, x, upstream)
+        assert verdict.ok or verdict.grade == "C", (seed, verdict)
+        assert n > 33 or graded(without_last_term, softmax_gradient, x, upstream).grade == "D", seed
+
+
+def label_apart(x: Tensor, w: Tensor) -> Tensor:
+    """The loss of the first class, whose logit is a sum of products in 16 bits, all others of float32."""
+    return torch.logsumexp(x.float() @ w.float().mT, -1) - (x * w[0]).float().sum(-1)
+
+
+@pytest.mark.parametrize("dtype", LOW)
+def test_the_logit_of_the_label_may_be_computed_apart(dtype: torch.dtype) -> None:
+    """Of one class the loss is exactly 0, and what is left is a rounding of its logit; eight roundings are wrong."""
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        return F.cross_entropy(x @ w.mT, torch.zeros(len(x), dtype=torch.long), reduction="none")
+
+    for seed, (hidden, vocab) in enumerate(((1, 1), (1, 1), (1, 3), (8, 1), (8, 3), (2, 1), (64, 1))):
+        x, w = normal(16, hidden, seed=seed, dtype=dtype), normal(vocab, hidden, seed=seed + 99, dtype=dtype)
+        got, right = label_apart(x, w), loss(x.float(), w.float())
+        verdict = judged(got, lambda x=x, w=w: loss(x.float(), w.float()), seed=seed)
+        assert verdict.ok or verdict.grade == "C", (seed, verdict)
+        off = right + 8 * (got - right)
+        assert vocab > 1 or judged(off, lambda x=x, w=w: loss(x.float(), w.float()), seed=seed).grade == "D", seed
+
+
 @pytest.mark.parametrize("dtype", LOW)
 def test_rows_off_by_one_number_are_worth_more_samples_than_one(dtype: torch.dtype) -> None:
     """Gradients that are exactly 0, of one upstream number: what rounded probabilities add up to is a row's error."""
@@ -191,18 +234,51 @@ def test_exact_results_have_no_fence() -> None:
     assert judged(x.argmax(-1) + 1, lambda: x.argmax(-1)).grade == "D"
 
 
-def test_in_float32_the_fence_is_twice_what_its_own_lanes_lose() -> None:
+def test_in_float32_the_fence_is_a_multiple_of_what_its_own_lanes_lose() -> None:
     """A sum in another order passes; what is off by a few units in one element of a row is less accurate; 1 % wrong."""
     x = normal(8, 512, dtype=torch.float32)
     right = torch.softmax(x, -1)
-    assert judged(torch.softmax(x.flip(-1), -1).flip(-1), lambda: torch.softmax(x, -1)).ok
+    assert judged(torch.softmax(x.flip(-1), -1).flip(-1), lambda: torch.softmax(x, -1), narrow=False).ok
     off = right.clone()
     smallest = int(off[2].argmin())
     off[2, smallest] *= 1 + 2.0**-14
-    verdict = judged(off, lambda: torch.softmax(x, -1))
+    verdict = judged(off, lambda: torch.softmax(x, -1), narrow=False)
     assert (verdict.ok, verdict.grade) == (False, "C"), verdict
     off[2, smallest] = off[2].max() * 0.01
-    assert judged(off, lambda: torch.softmax(x, -1)).grade == "D"
+    assert judged(off, lambda: torch.softmax(x, -1), narrow=False).grade == "D"
+
+
+def by_step(gate: Tensor, x: Tensor) -> Tensor:
+    state, found = torch.zeros_like(x[0]), []
+    for g, step in zip(gate, x, strict=True):
+        state = g.exp() * state + step
+        found.append(state)
+    return torch.stack(found)
+
+
+def by_running_sums(gate: Tensor, x: Tensor, *, rounded: Callable[[Tensor], Tensor] = lambda t: t) -> Tensor:
+    """Every decay is ``exp`` of the difference of two sums of gates, as in the chunks of gated linear attention."""
+    sums, future = gate.cumsum(0), torch.ones(len(x), len(x), dtype=torch.bool).triu(1)
+    decays = (sums[:, None] - sums[None]).masked_fill(future[..., None], -torch.inf).exp()
+    return (rounded(decays) * x[None]).sum(1)
+
+
+def in_tf32(x: Tensor) -> Tensor:
+    return (x.view(torch.int32) + 0x1000 & ~0x1FFF).view(torch.float32)
+
+
+def test_another_formula_in_float32_is_less_accurate_and_less_than_float32_is_wrong() -> None:
+    """Differences of running sums lose some more units than a product step by step; TF32 loses thousands."""
+    gate, x = -torch.rand(64, 16, generator=torch.Generator().manual_seed(1)), normal(64, 16, dtype=torch.float32)
+
+    def reference() -> Tensor:
+        return by_step(gate, x)
+
+    right = by_running_sums(gate, x)
+    verdict = judged(right, reference, narrow=False)
+    assert (verdict.ok, verdict.grade) == (False, "C"), verdict
+    assert judged(by_running_sums(gate, x, rounded=in_tf32), reference, narrow=False).grade == "D"
+    assert judged(by_running_sums(gate - 1e-3, x), reference, narrow=False).grade == "D"
 
 
 def test_what_overflows_in_16_bits_is_no_yardstick() -> None:
@@ -212,3 +288,35 @@ def test_what_overflows_in_16_bits_is_no_yardstick() -> None:
     assert not bool(rms_norm(x, w).any(-1).all())
     assert graded(rms_norm, rms_norm, x, w).grade == "D"
     assert graded(cast_before_weight, rms_norm, x, w).grade != "D"
+
+
+def test_a_product_that_overflows_in_float16_is_not_wrong() -> None:
+    """Logits beyond float16 are infinite in every kernel that stores them; one that is infinite elsewhere is wrong."""
+    x, w = (normal(8, 64, seed=seed, dtype=torch.float16) * 100 for seed in (1, 2))
+    got = x @ w.mT * 0.01
+    infinite = got.isinf()
+    assert bool(infinite.any())
+    assert not bool(infinite.all())
+    for element, grade in ((infinite.nonzero()[0], "C"), ((~infinite).nonzero()[0], "D")):
+        made = got.index_put(tuple(element), got.new_tensor(math.inf).copysign(got[tuple(element)]))
+        assert graded(lambda *_, made=made: made, lambda x, w: x @ w.mT * 0.01, x, w).grade == grade
+
+
+def weighted_scores(x: Tensor, w: Tensor, query: Tensor) -> Tensor:
+    return torch.softmax((rms_norm(x, torch.ones_like(w)) * w * query).sum(-1), -1)
+
+
+def test_a_weighted_value_that_overflows_in_float16_is_not_wrong() -> None:
+    """A normalised value is stored before the weight and after it; infinite without a reason is wrong."""
+    x, w, query = (normal(*shape, seed=seed, dtype=torch.float16) for seed, shape in enumerate(((8, 64), (64,), (64,))))
+    w = w.clamp(-2, 2) * 25000
+
+    def stored(x: Tensor, w: Tensor, query: Tensor) -> Tensor:
+        weighted = rms_norm(x.float(), torch.ones(())).to(x.dtype) * w
+        return torch.softmax((weighted.float() * query.float()).sum(-1), -1)
+
+    assert not bool(stored(x, w, query).isfinite().all())
+    assert graded(stored, weighted_scores, x, w, query).grade == "C"
+    assert graded(stored, weighted_scores, x, w / 25000, query).grade != "D"
+    infinite = lambda *_: stored(x, w, query)  # noqa: E731
+    assert graded(infinite, weighted_scores, x, w / 25000, query).grade == "D"

@@ -3,15 +3,22 @@
 # ruff: noqa: PLW0108 - the names of the lambdas' parameters are those of the inputs
 from __future__ import annotations
 
+import importlib
 import os
 
 import torch
 from torch import Tensor
 
-from pytest_fusion import dim, tensor
+from pytest_fusion import derived, dim, tensor
 from tests.outside.census.entry import Kernel, kernel
 
 UNFINISHED = {"low-precision-accumulation": "AdaSplash 0.2.2: `triton_sparsemax` does not sum to 1"}
+NOT_COMPILED = "AdaSplash 0.2.2: the backward of entmax by bisection does not compile in 16 bits"
+SQUARE_ROOT = "AdaSplash 0.2.2: the backward of entmax by a histogram does not compile in 16 bits"
+LARGE = dict.fromkeys(
+    ("low-precision-accumulation", "missing-max-subtraction", "eps-misplaced", "unexplained"),
+    "AdaSplash 0.2.2: entmax of large scores does not sum to 1",
+)
 
 
 def sparsemax(x: Tensor) -> Tensor:
@@ -35,7 +42,12 @@ def entmax15(x: Tensor) -> Tensor:
     return (x - threshold.gather(-1, size - 1)).clamp(min=0).square()
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def whole(batch: int, seq: int, q: Tensor) -> Tensor:
+    """The lengths of sequences that are all in use; without them a length is a power of two."""
+    return torch.full((batch,), seq, dtype=torch.int32, device=q.device)
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     return entmax15(scores) @ v
 
@@ -44,18 +56,24 @@ def kernels() -> list[Kernel]:
     from adasplash import adasplash_no_block_mask, triton_entmax15, triton_entmax_v1
     from adasplash import triton_sparsemax as sparse
 
-    # It leaves its tuning out where this is "1", and then lacks the block sizes; Triton reads both words alike.
+    # Its modules, which the first call imports, leave their tuning out where this is "1", and then lack block sizes.
+    # Triton reads both words alike.
     if os.environ.get("TRITON_INTERPRET") == "1":
         os.environ["TRITON_INTERPRET"] = "true"
+    for module in ("triton_entmax", "triton_entmax_v2", "adasplash_no_block_mask"):
+        importlib.import_module(f"adasplash.{module}")
 
     rows = {"rows": dim(1), "n": dim(1, 4096)}
     x = {"x": tensor("rows n")}
     return [
-        kernel("triton_entmax_v1", lambda x: triton_entmax_v1(x), entmax15, x, dims=rows, grad=True),
-        kernel("triton_entmax15", lambda x: triton_entmax15(x), entmax15, x, dims=rows, grad=True),
+        kernel("triton_entmax_v1", lambda x: triton_entmax_v1(x), entmax15, x, dims=rows, grad=True,
+               proved={**dict.fromkeys(("raises", "does-not-compile"), NOT_COMPILED), **LARGE}),
+        kernel("triton_entmax15", lambda x: triton_entmax15(x), entmax15, x, dims=rows, grad=True,
+               proved={**dict.fromkeys(("raises", "does-not-compile"), SQUARE_ROOT), **LARGE}),
         kernel("triton_sparsemax", lambda x: sparse(x), sparsemax, x, dims=rows, grad=True, proved=UNFINISHED),
-        kernel("adasplash_no_block_mask", lambda q, k, v: adasplash_no_block_mask(q, k, v), attention,
-               {name: tensor("batch heads seq size") for name in "qkv"},
+        kernel("adasplash_no_block_mask", lambda q, k, v, lengths:
+               adasplash_no_block_mask(q, k, v, varlen=lengths), attention,
+               {**{name: tensor("batch heads seq size") for name in "qkv"}, "lengths": derived(whole)},
                dims={"batch": dim(1, 2), "heads": dim(1, 3), "seq": dim(1, 100), "size": dim(16, 64, multiple_of=16)},
                grad=True),
     ]  # fmt: skip

@@ -67,16 +67,15 @@ def in_float32(formula: Callable[..., Any], wide: Sequence[int] = ()) -> Callabl
 
     @functools.wraps(formula)
     def upcast(**inputs: Any) -> Any:
-        floating = [v for v in inputs.values() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+        floating = [v.dtype for v in inputs.values() if isinstance(v, torch.Tensor) and v.is_floating_point()]
+        dtype = floating[0] if floating else torch.float32
         raised = {name: _map(_up, value) for name, value in inputs.items()}
         found = formula(**raised)
         for name, value in inputs.items():
             if isinstance(value, torch.Tensor) and raised[name] is not value and raised[name]._version:
                 value.copy_(raised[name])
         parts = list(found) if isinstance(found, list | tuple) else [found]
-        narrow = [
-            part if i in wide else _map(lambda x: _down(x, floating[0].dtype), part) for i, part in enumerate(parts)
-        ]
+        narrow = [part if i in wide else _map(lambda x: _down(x, dtype), part) for i, part in enumerate(parts)]
         return type(found)(narrow) if isinstance(found, list | tuple) else narrow[0]
 
     return upcast

@@ -109,7 +109,7 @@ def linear_cross_entropy(x: Tensor, target: Tensor, weight: Tensor, bias: Tensor
 
 def linear_kl(x: Tensor, other: Tensor, weight: Tensor, teacher: Tensor) -> Tensor:
     log_q = F.linear(x, weight).log_softmax(-1)
-    return F.kl_div(log_q, F.linear(other, teacher).softmax(-1), reduction="batchmean")
+    return F.kl_div(log_q, F.linear(other, teacher).softmax(-1), reduction="batchmean").float()
 
 
 def addcmul(x: Tensor, delta: Tensor, r: Tensor, w: Tensor, k: Tensor, v: Tensor, a: Tensor) -> tuple[Tensor, ...]:
@@ -204,7 +204,7 @@ def kernels() -> list[Kernel]:
         kernel("fused_kl_div", lambda x, other, weight, teacher:
                fused_kl_div.ops.fused_kl_div_loss(x, other, weight, teacher), linear_kl,
                {"x": tensor("rows hidden"), "other": tensor("rows hidden"), "weight": tensor("vocab hidden"),
-                "teacher": tensor("vocab hidden")}, dims=small, grad=("x", "weight")),
+                "teacher": tensor("vocab hidden")}, wide=(0,), dims=small, grad=("x", "weight")),
         kernel("token_shift", lambda x: shift(x), token_shift, {"x": tensor("batch seq n")},
                dims={"batch": dim(1), "seq": dim(1), "n": dim(1, 4096)}, grad=True),
         kernel("causal_conv1d", lambda x, weight, bias: causal_conv1d(x, weight, bias, activation="silu")[0],

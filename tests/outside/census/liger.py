@@ -23,6 +23,18 @@ UPSTREAM = dict.fromkeys(
 CANCELS = "Liger-Kernel 0.8.5: group norm cancels, and overflows in float16"
 NORMS = dict.fromkeys(("low-precision-accumulation", "overflow"), CANCELS)
 NARROW_HEADS = {"does-not-compile": "Liger-Kernel 0.8.5: neighborhood attention does not compile for narrow heads"}
+COPIED = {"ignores-strides": "Liger-Kernel 0.8.5: the gradient of logits that are not contiguous is the logits"}
+COPY = {"raises": "Liger-Kernel 0.8.5: a tiled MLP has no gradient for an input that is not contiguous"}
+FROZEN = {"gradient-missing": "Liger-Kernel 0.8.5: fused linear cross entropy has no gradient for the weight alone"}
+LOGARITHM = {"missing-max-subtraction": "Liger-Kernel 0.8.5: label smoothing over a split vocabulary is infinite"}
+MASK = {"overflow": "Liger-Kernel 0.8.5: multi-token attention masks with -1e9"}
+GRID = {"raises": "Liger-Kernel 0.8.5: the GRPO loss of 65536 tokens cannot be launched"}
+TOTAL = dict.fromkeys(
+    ("cast-order", "low-precision-accumulation"),
+    "Liger-Kernel 0.8.5: the gradient of a softmax adds up in float16",
+)
+TABLE = {"low-precision-accumulation": "Liger-Kernel 0.8.5: the gradient of an embedding stops growing in 16 bits"}
+POWERS = dict.fromkeys(("low-precision-accumulation", "overflow"), "Liger-Kernel 0.8.5: PolyNorm overflows in float16")
 OVERWRITTEN = {"mutates-input": "Liger-Kernel 0.8.5: backward overwrites the inputs of SwiGLU and GEGLU"}
 
 
@@ -136,7 +148,7 @@ def multi_token_attention(scores: Tensor, weight: Tensor, bias: Tensor) -> Tenso
 
 
 def linear_jsd(x: Tensor, weight: Tensor, y: Tensor, teacher: Tensor) -> Tensor:
-    return jsd(F.linear(x, weight).log_softmax(-1), F.linear(y, teacher).log_softmax(-1))
+    return jsd(F.linear(x, weight).log_softmax(-1), F.linear(y, teacher).log_softmax(-1)).float()
 
 
 def linear_kl(x: Tensor, weight: Tensor, p: Tensor) -> Tensor:
@@ -205,6 +217,7 @@ def experts(tokens: int, generator: torch.Generator) -> Tensor:
 
 
 def kernels() -> list[Kernel]:
+    """Gradients that vary are those that Liger's source says are added up by atomics."""
     from liger_kernel import ops
     from liger_kernel.ops.experimental import mm_int8int2
 
@@ -253,7 +266,7 @@ def kernels() -> list[Kernel]:
                deterministic=False, proved=NORMS),
         kernel("poly_norm", lambda x, weight, bias: ops.LigerPolyNormFunction.apply(x, weight, bias, EPS), poly_norm,
                {"x": tensor("rows n"), "weight": tensor("3"), "bias": tensor("")}, dims=rows, grad=True,
-               proved=UPSTREAM),
+               proved={**UPSTREAM, **POWERS}),
         kernel("modulated_rms_norm", lambda x, weight, scale, shift:
                ops.LigerModulatedRMSNormFunction.apply(x, weight, scale, shift, EPS), modulated,
                {"x": tensor("batch seq n"), "weight": tensor("n"), "scale": tensor("batch n"),
@@ -275,24 +288,25 @@ def kernels() -> list[Kernel]:
         kernel("relu_squared", lambda x: ops.LigerReLUSquaredFunction.apply(x), lambda x: x.relu() ** 2, x,
                dims=rows, grad=True),
         kernel("softmax", lambda x: ops.LigerSoftmaxFunction.apply(x), lambda x: x.softmax(-1), x, dims=rows,
-               grad=True),
+               grad=True, proved=TOTAL),
         kernel("sparsemax", lambda x: ops.LigerSparsemaxFunction.apply(x, -1), sparsemax, {"x": tensor("rows n")},
                dims=rows, grad=True),
         kernel("cross_entropy", lambda logits, target:
                ops.LigerCrossEntropyFunction.apply(logits * 1, target, None)[0], cross_entropy, classes, dims=loss,
-               grad=True),
+               grad=True, proved=COPIED),
         kernel("cross_entropy, smoothing, softcap, sum", lambda logits, target:
                ops.LigerCrossEntropyFunction.apply(logits * 1, target, None, -100, 0.0, 0.1, "sum", 5.0)[0],
-               capped_cross_entropy, classes, dims=loss, grad=True),
+               capped_cross_entropy, classes, dims=loss, grad=True, proved=COPIED),
         kernel("fused_linear_cross_entropy", lambda x, weight, target:
                ops.LigerFusedLinearCrossEntropyFunction.apply(x, weight, target)[0], linear_cross_entropy,
                {"x": tensor("rows hidden"), "weight": tensor("vocab hidden"), "target": derived(formulas.labels)},
-               wide=(0,), dims={"rows": dim(1, 40), "hidden": dim(1, 64), "vocab": dim(1, 300)}, grad=True),
+               wide=(0,), dims={"rows": dim(1, 40), "hidden": dim(1, 64), "vocab": dim(1, 300)}, grad=True,
+               proved=FROZEN),
         kernel("fused_linear_jsd", lambda x, weight, y, teacher:
                ops.LigerFusedLinearJSDFunction.apply(x, weight, y, teacher, None, 0.5), linear_jsd,
                {"x": tensor("rows hidden"), "weight": tensor("vocab hidden"), "y": tensor("rows other"),
                 "teacher": tensor("vocab other")},
-               dims={"rows": dim(1, 40), "hidden": dim(1, 64), "other": dim(1, 64), "vocab": dim(1, 300)},
+               wide=(0,), dims={"rows": dim(1, 40), "hidden": dim(1, 64), "other": dim(1, 64), "vocab": dim(1, 300)},
                grad=("x", "weight")),
         kernel("fused_ce_tvd", lambda x, teacher, target: ops.LigerFusedCETVDFunction.apply(x * 1, teacher, target),
                ce_tvd, {"x": tensor("rows vocab"), "teacher": tensor("rows vocab"),
@@ -305,7 +319,7 @@ def kernels() -> list[Kernel]:
                smoothed,
                {"logits": tensor("batch rows vocab"),
                 "target": tensor("batch rows", dtype=torch.int64, values=values.indices("vocab"))},
-               wide=(0,), dims={"batch": dim(1), **loss}, grad="logits"),
+               wide=(0,), dims={"batch": dim(1), **loss}, grad="logits", proved=LOGARITHM),
         kernel("kl_div", lambda log_q, p: ops.LigerKLDivLossFunction.apply(log_q, p), kl_div,
                {"log_q": log_q, "p": probabilities}, wide=(0,), dims=loss, grad="log_q"),
         kernel("jsd", lambda log_q, log_p: ops.LigerJSDFunction.apply(log_q, log_p, None, 0.5), jsd,
@@ -317,7 +331,7 @@ def kernels() -> list[Kernel]:
                 "old": tensor("batch seq", dtype=torch.float32, values=values.uniform(-6.0, -0.1)),
                 "ids": tensor("batch seq", dtype=torch.int64, values=values.indices("vocab")),
                 "advantages": tensor("batch", dtype=torch.float32)},
-               wide=(0,), dims={"batch": dim(1), "seq": dim(1), "vocab": dim(1)}, grad="logits"),
+               wide=(0,), dims={"batch": dim(1), "seq": dim(1), "vocab": dim(1)}, grad="logits", proved=GRID),
         kernel("rope", lambda q, k, cos, sin: copied(ops.LigerRopeFunction.apply(q, k, cos, sin)), rope, turned,
                dims=heads, grad=("q", "k"), clobbers=("q", "k"), proved=UPSTREAM),
         kernel("qwen2vl_mrope", lambda q, k, cos, sin:
@@ -334,7 +348,7 @@ def kernels() -> list[Kernel]:
                {"weight": tensor("vocab n"),
                 "index": tensor("rows seq", dtype=torch.int64, values=values.indices("vocab"))},
                dims={"vocab": dim(1), "n": dim(1), "rows": dim(1), "seq": dim(1)}, grad="weight",
-               deterministic=False),
+               deterministic=False, proved=TABLE),
         kernel("attn_res", lambda blocks, query, norm: ops.LigerAttnResFunction.apply(blocks, query, norm, EPS),
                attention_residual, {"blocks": tensor("depth batch seq n"), "query": tensor("n"), "norm": tensor("n")},
                dims={"depth": dim(1, 8), "batch": dim(1), "seq": dim(1), "n": dim(1, 4096)}, grad=True),
@@ -346,15 +360,17 @@ def kernels() -> list[Kernel]:
         kernel("multi_token_attention", lambda scores, weight, bias:
                ops.LigerMultiTokenAttentionFunction.apply(scores, weight, bias, 1, 1), multi_token_attention,
                {"scores": tensor("batch heads seq seq"), "weight": tensor("out heads 3 3"), "bias": tensor("out")},
-               dims={"batch": dim(1, 3), "heads": dim(1, 4), "out": dim(1, 4), "seq": dim(1, 40)}, grad=True),
+               dims={"batch": dim(1, 3), "heads": dim(1, 4), "out": dim(1, 4), "seq": dim(1, 40)}, grad=True,
+               proved=MASK),
         kernel("mhc_pre", lambda x, h: ops.LigerMHCPreFunction.apply(x, h),
                lambda x, h: (h[..., None] * x).sum(-2).to(x.dtype),
                {"x": tensor("rows streams n"), "h": tensor("rows streams", dtype=torch.float32)},
-               dims={"rows": dim(1), "streams": dim(2, 8), "n": dim(1)}, grad=True),
+               dims={"rows": dim(1), "streams": dim(2, 8), "n": dim(1)}, grad=True, deterministic={"dh": False}),
         kernel("mhc_post_res", lambda x, f, post, res: ops.LigerMHCPostResFunction.apply(x, f, post, res),
                lambda x, f, post, res: (res @ x.float() + post[..., None] * f[:, None]).to(x.dtype),
                {"x": tensor("rows 4 n"), "f": tensor("rows n"), "post": tensor("rows 4", dtype=torch.float32),
-                "res": tensor("rows 4 4", dtype=torch.float32)}, dims={"rows": dim(1), "n": dim(1)}, grad=True),
+                "res": tensor("rows 4 4", dtype=torch.float32)}, dims={"rows": dim(1), "n": dim(1)}, grad=True,
+               deterministic={"dpost": False, "dres": False}),
         kernel("fused_moe", lambda x, gate_up, down, index, weights:
                ops.LigerFusedMoEFunction.apply(x, gate_up, down, index, weights), mixture,
                {"x": tensor("tokens hidden"), "gate_up": tensor("4 2*inner hidden"),
@@ -362,7 +378,7 @@ def kernels() -> list[Kernel]:
                dims={"tokens": dim(1, 40), "hidden": dim(1, 64), "inner": dim(1, 64)},
                grad=("x", "gate_up", "down", "weights")),
         kernel("tiled_mlp", tiled, lambda x: x.relu() ** 2, {"x": tensor("batch seq n")},
-               dims={"batch": dim(1), "seq": dim(3), "n": COLUMNS}, grad=True),
+               dims={"batch": dim(1), "seq": dim(3), "n": COLUMNS}, grad=True, proved=COPY),
         kernel("mlp", lambda x, gate, up, down: ops.LigerMLPFunction.apply(x, gate, up, down), mlp,
                {"x": tensor("rows seq hidden"), "gate": tensor("inner hidden"), "up": tensor("inner hidden"),
                 "down": tensor("hidden inner")},

@@ -22,6 +22,11 @@ NF4 = [
 # AWQ packs eight columns into 32 bits, in this order of nibbles.
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 WORDS = values.integers(-(2**31), 2**31 - 1)
+SUMS = dict.fromkeys(
+    ("low-precision-accumulation", "overflow"), "AutoAWQ 0.2.9: the product of four-bit weights adds up in float16"
+)
+LARGE = {"low-precision-accumulation": "onebitllms 0.0.4: float16 weights past 256 become NaN"}
+HALVES = {"unexplained": "onebitllms 0.0.4: halves are rounded up"}
 ADAM = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "decay": 0.01, "lr": 1e-3, "step": 3}
 
 
@@ -145,7 +150,7 @@ def awq() -> list[Kernel]:
                dtypes=(torch.float16,)),
         kernel("AutoAWQ, awq_gemm", lambda x, packed, scales, zeros: gemm.awq_gemm_triton(x, packed, scales, zeros, 1),
                awq_linear, {"x": tensor("rows 32*groups"), **packed}, dims={**dims, "rows": dim(1, 40)},
-               dtypes=(torch.float16,)),
+               dtypes=(torch.float16,), proved=SUMS),
     ]  # fmt: skip
 
 
@@ -199,9 +204,10 @@ def onebitllms() -> list[Kernel]:
 
     return [
         kernel("onebitllms, activation_quant", lambda x: activation_quant_triton(x), bit_activations,
-               {"x": tensor("batch seq n")}, dims={"batch": dim(1), "seq": dim(1), "n": dim(1, 4096)}),
+               {"x": tensor("batch seq n")}, dims={"batch": dim(1), "seq": dim(1), "n": dim(1, 4096)},
+               proved=HALVES),
         kernel("onebitllms, weight_quant", lambda w: weight_quant_triton(w), bit_weights, {"w": tensor("rows n")},
-               dims={"rows": dim(1), "n": dim(1)}),
+               dims={"rows": dim(1), "n": dim(1)}, proved={**HALVES, **LARGE}),
     ]  # fmt: skip
 
 

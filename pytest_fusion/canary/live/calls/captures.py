@@ -1,4 +1,4 @@
-"""Device work of a canary while CUDA graphs are captured, which it must not break; and `Readback` to the host."""
+"""Device work of a canary while other threads capture CUDA graphs; `Readback` copies to the host."""
 
 from __future__ import annotations
 
@@ -33,12 +33,9 @@ def _exchange(mode: int) -> int | None:
 
 @contextmanager
 def beside_captures() -> Iterator[None]:
-    """Lets a canary use the device (events, pinned memory, copies, kernels) while other threads capture graphs.
-
-    torch captures in the mode "global" (``capture_error_mode``): a call of these by *any* thread, also ``Event.query``,
-    is refused and makes the capture invalid (pytorch/pytorch#104487). A thread in its own mode is left out.
-    Nothing is changed before CUDA was started.
-    """
+    """Lets a canary use the device (events, pinned memory, copies, kernels) while other threads capture CUDA graphs.
+    torch captures in mode "global": it refuses these calls from *any* thread, even ``Event.query``, and the capture
+    becomes invalid (pytorch/pytorch#104487). A thread with its own mode is exempt. No effect before CUDA is started."""
     started = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
     before = _exchange(THREAD_LOCAL) if started else None
     try:
@@ -49,7 +46,7 @@ def beside_captures() -> Iterator[None]:
 
 
 def recorded() -> bool:
-    """Whether this call is captured or traced, so that one decision holds for many replays."""
+    """Whether this call is captured or traced, so that one decision holds for all replays."""
     if torch.compiler.is_compiling():
         return True
     started = bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
@@ -57,10 +54,7 @@ def recorded() -> bool:
 
 
 class Readback:
-    """Asynchronous copies of tensors to the host.
-
-    ``host`` holds them in order, those of the CPU as they are; their contents are valid once ``done``.
-    """
+    """Asynchronous copies of tensors to ``host``, in order; valid once ``done``. CPU tensors are not copied."""
 
     __slots__ = ("_events", "host")
 

@@ -15,8 +15,7 @@ from pytest_fusion.canary.live.calls.arguments import Names
 from pytest_fusion.case.containers import map_tensors, tensors_of
 from pytest_fusion.run.placing import write
 
-# Allocations of CUDA start on 512 bytes: a copy that starts there too has pointers that divide by what the originals'
-# divide by, so Triton compiles nothing anew for it.
+# CUDA allocates at multiples of 512 bytes. A copy aligned alike does not make Triton compile again.
 _ALIGNED = 512
 
 
@@ -55,10 +54,7 @@ def copies_of(
     only: Collection[str] | None = None,
     most_bytes: float,
 ) -> Copies:
-    """Copies of all tensors, or of those in the arguments ``only``; waits for no device.
-
-    Raises ``CannotCopyError`` before anything is copied.
-    """
+    """Copies of all tensors, or of those in ``only``; waits for no device. Raises ``CannotCopyError`` first."""
     arguments = named(args, kwargs)
     chosen: dict[int, tuple[str, Tensor]] = {}
     for name, value in arguments.items():
@@ -143,10 +139,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 class Generators:
     """The states of torch's generators (CPU and ``devices``), of ``random``, and of numpy where it is loaded.
-
-    ``put_back`` touches only generators whose state has changed: another thread may have drawn meanwhile, and would
-    draw the same numbers again.
-    """
+    ``put_back`` skips unchanged generators: another thread that draws meanwhile would draw the same numbers again."""
 
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:
         self._torch = torch.get_rng_state()

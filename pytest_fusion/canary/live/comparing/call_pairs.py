@@ -18,10 +18,7 @@ from pytest_fusion.case import counter_random
 
 
 def clock_of(devices: Iterable[torch.device]) -> torch.device | None:
-    """The CUDA device whose stream times a call on ``devices``; ``None`` for the host's clock.
-
-    Raises ``ValueError`` for several of them: no single stream covers the whole call.
-    """
+    """The CUDA device whose stream times a call, ``None`` for the host's clock. Raises ``ValueError`` for several."""
     found = {device for device in devices if device.type == "cuda"}
     if len(found) > 1:
         raise ValueError(f"the call is on {len(found)} devices, and no single clock covers it")
@@ -29,11 +26,8 @@ def clock_of(devices: Iterable[torch.device]) -> torch.device | None:
 
 
 class Span:
-    """A time measurement. ``begin`` and ``end`` wait for no device; ``seconds`` is for another thread.
-
-    On a device it is the time between two events of the current stream: GPU time where work is queued, and with the
-    launch where the GPU is idle. On the host it is wall-clock time.
-    """
+    """A time measurement. ``begin`` and ``end`` wait for no device; ``seconds`` is for another thread. A device
+    measures GPU time where work is queued, plus the launch where the GPU is idle; the host measures wall-clock time."""
 
     __slots__ = ("_device", "_start", "_stop")
 
@@ -82,8 +76,7 @@ class Span:
 # Share of timed calls that pair the incumbent with itself: to promote, the judge wants 50 blocks of these, and the
 # candidate needs more than that in buckets of little traffic.
 ITSELF = 0.2
-# Pairs of each order in a block. Its ratio is the mean of the two medians, so that neither the order nor a single
-# interrupt matters.
+# Pairs of each order in a block. The mean of the two medians cancels the order and single interrupts.
 HALF = 10
 # Pairs that are not finished on their device; with more waiting, no further call is timed.
 _MOST_WAITING = 256
@@ -154,7 +147,7 @@ class Pairs:
                 if ours is None or theirs is None:
                     return
                 self._waiting.popleft()
-                # A clock that did not advance shows nothing, and not an infinite ratio.
+                # A clock that did not advance would give an infinite ratio.
                 if ours <= 0 or theirs <= 0:
                     continue
                 where = pair.bucket, pair.plan.arm

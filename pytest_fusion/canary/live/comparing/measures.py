@@ -47,11 +47,11 @@ class _Taken:
 
 
 class DrawsError(ValueError):
-    """The reference draws random numbers: it has no one result, and consumes the numbers of the process."""
+    """The reference draws random numbers: its result varies, and it changes the generators of the process."""
 
 
 class Referee:
-    """Measures one call at a time. ``offer`` is for the calling thread and waits for no device; ``look`` for another.
+    """Measures the accuracy of one call at a time. ``offer`` waits for no device; ``look`` is for another thread.
 
     The reference runs on the host, also for tensors of a GPU, in a share ``budget`` of one thread's time.
     """
@@ -77,7 +77,7 @@ class Referee:
         return self._taken is None and self._clock() >= self._due
 
     def offer(self, bucket: str, inputs: Copies, incumbent: object, candidate: object) -> str:
-        """Takes a call with its unmodified ``inputs``; returns the reason where it does not."""
+        """Stores a call with its unmodified ``inputs``; returns the reason if it does not."""
         if sum(pair.copy.numel() * pair.copy.element_size() for pair in inputs.pairs) > _MOST_BYTES:
             return "too large to judge by the reference"
         ours, theirs = _outputs(incumbent), _outputs(candidate)
@@ -156,11 +156,8 @@ def _exactly(reference: Callable[..., Any], arguments: dict[str, Any]) -> list[T
 
 
 def _errors(exact: Tensor, ours: Tensor, theirs: Tensor) -> tuple[float, float]:
-    """Mean squared errors of both results, relative to the mean square of the output.
-
-    Neither is below that of a correctly rounded result, one twelfth of a step squared: which of two results happens to
-    hold more exact values means nothing.
-    """
+    """Mean squared errors over the mean square of the output, at least that of a correctly rounded result (step^2 /
+    12). More exact values by luck mean nothing."""
     finite = torch.isfinite(exact) & torch.isfinite(ours) & torch.isfinite(theirs)
     exact = exact[finite].double()
     if not exact.numel():
@@ -179,11 +176,8 @@ Runner = Callable[[Kernel, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Budget:
-    """Allows spending ``share`` of the time that passes; overspending is paid back by waiting.
-
-    ``open`` is for any thread, ``spend`` for one. A share of 1 is no limit. What a call costs is known only after it,
-    so an interval may be overspent, and the next ones are shut until that is paid back.
-    """
+    """Allows spending ``share`` of the time that passes; 1 is no limit. ``open`` is for any thread, ``spend`` for one.
+    A call's cost is known only after it, so the budget may be overspent; it then closes until that is paid back."""
 
     def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._share = share
@@ -212,11 +206,8 @@ class Chosen(NamedTuple):
 
 class Measures:
     """Times both kernels and measures their errors, within ``budget``.
-
-    ``choose`` and ``take`` are for any thread and wait for no device; ``look`` is for threads that may wait.
-    ``kernels`` are the incumbent and the candidate, which ``watched`` runs. Errors are measured with a ``spec`` whose
-    reference has one right answer.
-    """
+    ``choose`` and ``take`` are for any thread and wait for no device; ``look`` may wait. ``watched`` runs the
+    candidate. Errors are measured with a ``spec`` whose reference has one right answer."""
 
     def __init__(
         self,
@@ -231,8 +222,7 @@ class Measures:
     ) -> None:
         self._incumbent, self._candidate = kernels
         self._watched = watched
-        # The incumbent is run as the candidate is, by a watchdog that never looks: what Python does just before a call
-        # of some 20 us was worth 2.6 % of it.
+        # The incumbent also runs under a watchdog: what Python does before a call of 20 us was worth 2.6 % of it.
         self._alike = Watchdog(math.inf).run
         self._comparisons = comparisons
         self._ledger = ledger
@@ -247,7 +237,6 @@ class Measures:
         self.clear()
 
     def seed(self, seed: int) -> None:
-        """Sets the seed of the random choices."""
         self._pairs.seed(seed)
 
     def clear(self) -> None:
@@ -285,10 +274,7 @@ class Measures:
     def take(
         self, chosen: Chosen, bucket: str, results: tuple[object, object], copies: Copies, before: Generators
     ) -> Observation | None:
-        """Times the pair and gives both ``results``, the incumbent's and the candidate's, to the referee.
-
-        Returns an observation where the candidate, run again, failed.
-        """
+        """Times the pair and offers ``results`` to the referee; an observation if the candidate now fails."""
         if self._referee is not None:
             why = self._referee.offer(bucket, chosen.spare, *results)
             if why:
@@ -305,7 +291,7 @@ class Measures:
         after = Generators(devices)
         try:
             for second in (chosen.plan.first, not chosen.plan.first):
-                # The inputs are rewritten, so that both find the same bytes at the same place and no warmer cache.
+                # Rewritten, so that both kernels find the same bytes at the same place and no warmer cache.
                 for pair, original in zip(copies.pairs, chosen.spare.pairs, strict=True):
                     if pair.copy is not original.copy:
                         write(pair.copy, original.copy)

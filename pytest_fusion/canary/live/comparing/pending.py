@@ -230,11 +230,8 @@ class Comparisons:
         arm: Arm = "candidate",
         call: Any = None,
     ) -> Observation | None:
-        """Compares two results and the arguments afterwards; returns an observation where no device is needed.
-
-        ``copied`` is the kernel that ran on the copies: ``"candidate"`` or ``"incumbent"``; where ``arm`` is
-        ``"itself"``, the incumbent ran there in the candidate's place. ``call`` goes with the observation.
-        """
+        """Compares two results and the arguments afterwards; an observation where no device is needed. ``copied`` names
+        the kernel that ran on the copies; in arm ``"itself"`` the incumbent ran there in the candidate's place."""
         results = compare(incumbent, candidate, self._tolerance)
         if results.reason:
             return Observation("structure", bucket, results.reason, arm=arm, call=call)

@@ -21,7 +21,7 @@ from pytest_fusion.run.measure.launches import Counts, Uncounted
 from pytest_fusion.run.measure.tools.again import environment
 from pytest_fusion.run.process.worker import Worker, WorkerLost, command
 
-# Names the file with the settings of the process; pytest in it leaves reports and other people's files alone.
+# Names the file with the process's settings. With it, pytest leaves reports and other people's files alone.
 VARIABLE = "PYTEST_FUSION_SERVES"
 # Collecting a project and importing torch takes some ten seconds, on a busy machine a minute.
 START_S = 300.0
@@ -32,11 +32,11 @@ Timed = Literal["fused", "reference"]
 
 
 class NoOpponentError(Exception):
-    """This test or spec has no incumbent; no statement about the kernel."""
+    """This test or spec has no incumbent; that says nothing about the kernel."""
 
 
 class Process:
-    """One running incumbent. ``folder`` is made for it, holds its checkout, and is removed with it."""
+    """One running incumbent. Its ``folder`` is new, holds the checkout, and is removed with the process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,10 +45,7 @@ class Process:
         atexit.register(self.end)
 
     def start(self, python: str, settings: Mapping[str, Any], *, start: Path, foreign: bool) -> None:
-        """Run ``python`` in the folder ``start``; ``foreign`` leaves this environment's variables for Python behind.
-
-        Raises ``CanaryError`` where it cannot be started.
-        """
+        """Runs ``python`` in ``start``; ``foreign`` drops our variables for Python. Raises ``CanaryError``."""
         file = self.folder / "serve.json"
         file.write_text(json.dumps({**settings, "folder": os.fspath(self.folder)}))
         env = environment(**{VARIABLE: os.fspath(file)})
@@ -69,7 +66,7 @@ class Process:
     ) -> dict[str, Any]:
         """Send a request and return the answer. Raises ``WorkerLost``; ``NoOpponentError``, ``CanaryError`` if refused.
 
-        ``seconds`` is the limit of each call that the kernel makes for it; ``pulse`` is called as these end.
+        ``seconds`` limits each call that the kernel makes for it; ``pulse`` is called after each.
         """
         if self._worker is None:
             raise WorkerLost("its pipe is closed")
@@ -83,7 +80,6 @@ class Process:
         return answer
 
     def last_output(self) -> str:
-        """The end of what it printed."""
         return self._worker.last_output().strip()[-_LAST_OUTPUT:] if self._worker is not None else ""
 
     def stop(self) -> None:
@@ -93,7 +89,7 @@ class Process:
             worker.stop()
 
     def end(self) -> None:
-        """Leave no process and no folder. A forked child, which did not make them, leaves both alone."""
+        """Removes the process and its folder. A forked child did not make them and leaves both alone."""
         if os.getpid() != self._owner:
             return
         atexit.unregister(self.end)
@@ -139,11 +135,11 @@ class Remote:
         return Spills(**self._process.request("spills", seconds=START_S, sized=cases)["found"])
 
     def timer(self, case: Case, what: Timed) -> RemoteTimer:
-        """A timer like `paired_latency.timer`, in the process. Raises ``CanaryError`` where it cannot be timed."""
+        """A timer like `paired_latency.timer`, in the process. Raises ``CanaryError`` if the case cannot be timed."""
         return RemoteTimer(self, str(self._request("time", case, what=what)["source"]))
 
     def sample(self) -> float:
-        """Seconds a call, of what :meth:`timer` made last."""
+        """Seconds of a call, by the last :meth:`timer`."""
         return float(self._process.request("sample", seconds=self._seconds, pulse=self.pulse)["seconds"])
 
     def untime(self) -> None:
@@ -156,10 +152,7 @@ Opponent = Kernel | Remote
 
 
 class RemoteTimer:
-    """A batch of calls in the other process, where its device seconds are measured, without the request.
-
-    ``source`` is a digest of the function's source.
-    """
+    """Times a batch of calls in the other process, in its device seconds; ``source`` is a digest of the function."""
 
     def __init__(self, remote: Remote, source: str) -> None:
         self._remote, self.source = remote, source

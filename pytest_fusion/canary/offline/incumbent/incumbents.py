@@ -1,8 +1,7 @@
-"""`Incumbent`: the incumbent of a whole run, by its name; found once, opened for each test, and closed at the end.
+"""`Incumbent`: the incumbent of a run, by its name; found once, opened for each test, and closed at the end.
 
-A revision is written to a new folder, without writing to the repository. Neither ``git archive`` (it leaves out what
-``export-ignore`` names, often tests) nor ``git worktree`` (it writes to ``.git``) does this: the folder is a repository
-of its own that borrows the other's objects.
+A revision gets a new folder: a repository of its own that borrows the other's objects. ``git archive`` leaves out
+``export-ignore`` files, often tests, and ``git worktree`` writes to ``.git``.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 _LINK, _SUBMODULE = "120000", "160000"
 _POINTER = b"version https://git-lfs.github.com/spec/"
-# Over those of the revision: every file as it is stored.
+# Overrides the revision's attributes: every file as it is stored.
 _AS_STORED = "* -text -eol -filter -ident -working-tree-encoding\n"
 _SHOWN = 3
 # Refreshing the index or fetching a missing object would write into .git.
@@ -47,10 +46,7 @@ class Revision:
 
 
 def resolve(called: str, start: Path) -> Revision:
-    """The commit that ``called`` names in the repository of the folder ``start``.
-
-    Raises ``CanaryError`` where there is no git, no repository or no such commit.
-    """
+    """The commit that ``called`` names in the repository of the folder ``start``. Raises ``CanaryError``."""
     found = _git(start, "rev-parse", "--show-toplevel")
     if found.returncode:
         raise CanaryError(
@@ -58,7 +54,7 @@ def resolve(called: str, start: Path) -> Revision:
             "or name the incumbent as python:/path/to/python or module:function"
         )
     top = Path(os.fsdecode(found.stdout).rstrip("\n"))
-    # A name that begins with a dash would be an option; every maintained version of git has --end-of-options.
+    # A name with a leading dash would be an option; every maintained version of git has --end-of-options.
     commit = _git(start, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{called}^{{commit}}")
     if commit.returncode:
         names = _git(start, "for-each-ref", "--format=%(refname:short)", "refs/heads", "refs/tags", "refs/remotes")
@@ -71,8 +67,7 @@ def resolve(called: str, start: Path) -> Revision:
 def check_out(revision: Revision, folder: Path) -> tuple[str, ...]:
     """Writes the revision's files to the empty ``folder``, and returns a sentence for each kind of missing file.
 
-    Filters and line endings of ``.gitattributes`` are not applied. Raises ``CanaryError`` where an object is missing,
-    ``OSError`` where the folder cannot be written.
+    Ignores filters and line endings of ``.gitattributes``. Raises ``CanaryError`` for a missing object, ``OSError``.
     """
     own = folder / ".git"
     form = _text(revision, revision.top, "rev-parse", "--show-object-format")
@@ -95,7 +90,7 @@ def check_out(revision: Revision, folder: Path) -> tuple[str, ...]:
 
 
 def _text(revision: Revision, folder: Path, *words: str) -> str:
-    """What a command of git prints. Raises ``CanaryError`` where it fails."""
+    """The output of a git command. Raises ``CanaryError`` if it fails."""
     found = _git(folder, *words)
     if found.returncode:
         raise CanaryError(
@@ -168,7 +163,7 @@ def parse(text: str, start: Path) -> IncumbentName:
 
 
 def _interpreter(text: str, start: Path) -> str:
-    # Not resolved: what the link in an environment's bin points to is the interpreter without the environment.
+    # Not resolved: the link in an environment's bin points to the interpreter without the environment.
     path = start.absolute() / Path(text).expanduser()
     if path.is_dir():
         inside = path / "bin" / "python"
@@ -179,7 +174,7 @@ def _interpreter(text: str, start: Path) -> str:
     return str(path)
 
 
-# Times the limit of a call: configs, gradients and invariance make more calls for one case.
+# Times the limit of a call: configs, gradients and invariance make more calls per case.
 _PATIENCE = 3.0
 # For a kernel that is compiled for a GPU.
 _COMPILING_S = 300.0
@@ -187,10 +182,7 @@ _COMPILING_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How the incumbent's process runs the project: folders, test files, and arguments of pytest.
-
-    With ``spec`` it serves specs by name instead of tests.
-    """
+    """How the incumbent's process runs the project; with ``spec`` it serves specs by name instead of tests."""
 
     root: Path
     start: Path
@@ -294,7 +286,7 @@ class Incumbent:
         return [*self.notes, *_shared_files(answer.get("shared", []), self.setting)]
 
     def let_go(self) -> None:
-        """Stops the process if a test ended in the middle of a question."""
+        """Stops the process if a test ended in the middle of a request."""
         if self._is_open and self._process is not None:
             self._process.stop()
         self._is_open = False
@@ -367,7 +359,7 @@ class Incumbent:
         return self._process.folder / "tree"
 
     def _there(self, path: Path) -> Path:
-        """A path of the project, moved to the incumbent's checkout."""
+        """A path of the project in the incumbent's checkout."""
         if self._revision is None:
             return path
         return self._checkout() / Path(os.path.realpath(path)).relative_to(os.path.realpath(self._revision.top))

@@ -25,10 +25,7 @@ from pytest_fusion.spec.wording import brief
 
 
 class ServedKernel:
-    """The kernel of ``spec``, held to the promises in the message ``opened``; a method answers the request of its name.
-
-    Raises ``FusionError`` where the spec cannot be held to them.
-    """
+    """The kernel of ``spec`` with the promises of ``opened``; a method for each request. Raises ``FusionError``."""
 
     def __init__(self, spec: FusionSpec, opened: Mapping[str, Any], device: str, extra: Mapping[str, Any]) -> None:
         spec = held_to(spec, opened["contract"])
@@ -36,11 +33,10 @@ class ServedKernel:
             spec, torch.device(device), extra, programs=int(opened["programs"]), deep=bool(opened["deep"])
         )
         self.kernel = Kernel(context)
-        # The one batch of calls that is timed here, alternately with one in the other process.
+        # The one batch of calls that is timed here, in turns with one in the other process.
         self._timer: Any = None
 
     def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one request."""
         arguments = {name: value for name, value in message.items() if name not in ("id", "op")}
         if "case" in arguments:
             arguments["case"] = Case.from_json(arguments["case"])

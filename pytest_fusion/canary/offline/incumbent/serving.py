@@ -1,6 +1,6 @@
-"""The inside of the incumbent's process: runs kernels of another revision or environment on request.
+"""The incumbent's own process: runs kernels of another revision or environment on request.
 
-A revision's process imports from its checkout instead of the work tree, and reports imports that were not redirected.
+A revision's process imports from its checkout, and reports imports that were not redirected.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 
 _PLUGIN = "pytest_fusion.plugin.hooks"
 _SHOWN = 600
-# Of this package, which had to be here before pytest; an error where the project makes errors of warnings.
+# Our package is imported before pytest; the warning would be an error in projects that make errors of warnings.
 _IMPORTED = "ignore:Module already imported so cannot be rewritten:pytest.PytestAssertRewriteWarning"
 
 
 class _Link(Requests):
-    """The requests of the process that compares, and the one that opened the test that runs now."""
+    """The requests of the comparing process, and the request that opened the running test."""
 
     def __init__(self, settings: Mapping[str, Any], messages: Messages) -> None:
         super().__init__(messages)
@@ -49,7 +49,7 @@ _links: list[_Link] = []
 
 
 def main(file: str, requests: str, replies: str) -> None:
-    """Serve the process that wrote ``file``, until it closes its end of the pipes."""
+    """Serves the process that wrote ``file``, until it closes its end of the pipes."""
     settings = json.loads(Path(file).read_text())
     _links.append(_Link(settings, Messages(int(requests), int(replies))))
     if settings.get("checkout"):
@@ -61,7 +61,7 @@ def main(file: str, requests: str, replies: str) -> None:
             pytest.main(_arguments(settings), plugins=[_Serving(_links[0])])
     finally:
         sys.stdout.flush()
-        # The process that compares may have been killed, and the folder left to this one.
+        # If the comparing process was killed, this one removes the folder.
         if os.getppid() != settings["asker"]:
             shutil.rmtree(settings["folder"], ignore_errors=True)
 
@@ -121,10 +121,10 @@ class _Serving:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """The mode inside the incumbent's process: answer the other process's requests for the test's kernel."""
+    """The mode inside the incumbent's process: answers requests for the test's kernel."""
 
     def run(self, job: Job) -> TestRecord:
-        """Answers until the other process is gone; raises ``WorkerLost`` then."""
+        """Answers until the other process ends; then raises ``WorkerLost``."""
         from pytest_fusion.report.record import TestRecord
 
         _answer_all(_links[0], job.spec, job.request.device, job.extra)
@@ -132,7 +132,7 @@ class Serve:
 
 
 def _serve_specs(link: _Link) -> None:
-    """Answer requests for specs by their names, without tests."""
+    """Answers requests for specs by name, without tests."""
     from pytest_fusion.run import device_choice
     from pytest_fusion.spec.importable import named_spec
 
@@ -157,7 +157,7 @@ def _imported(settings: Mapping[str, Any]) -> list[str]:
 
 
 def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, Any]) -> None:
-    """Answer the requests for the kernel of one spec, until it is closed."""
+    """Answers the requests for the kernel of one spec, until it is closed."""
     from pytest_fusion.canary.offline.incumbent.served_kernel import ServedKernel
     from pytest_fusion.run.clock import Clock
     from pytest_fusion.run.fused import ContextLost
@@ -199,11 +199,8 @@ def moved(path: str, top: Path, checkout: Path) -> str:
 
 
 def redirect(top: Path, checkout: Path) -> None:
-    """Makes this process import from ``checkout`` what it would import from ``top``.
-
-    ``sys.path`` has the folders of ``PYTHONPATH`` and of editable installs; the finders of setuptools' editable
-    installs keep a mapping of their own.
-    """
+    """Makes this process import from ``checkout`` instead of ``top``: ``sys.path`` has ``PYTHONPATH`` and editable
+    installs; finders of setuptools' editable installs have their own mapping."""
     sys.path[:] = [moved(path, top, checkout) if path else path for path in sys.path]
     for name, module in list(sys.modules.items()):
         if not name.startswith("__editable__"):
@@ -217,7 +214,7 @@ def redirect(top: Path, checkout: Path) -> None:
 
 
 def caches() -> list[Path]:
-    """The folders of compiled code of Triton and Inductor, which all processes share by the hash of the source."""
+    """The caches of Triton and Inductor, which all processes share by the hash of the source."""
     given = [os.environ.get(name) for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")]
     own = Path(os.environ.get("TRITON_HOME") or Path.home(), ".triton")
     return [own.resolve(), *(Path(path).resolve() for path in given if path)]

@@ -1,4 +1,4 @@
-"""One call counted by whatever can count it here: two methods on a GPU, a model without one."""
+"""Counts the launches of one call: by two methods on a GPU, by a model without one."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ def count(
     capture: bool = True,
     cross_check: bool = True,
 ) -> Counts | Uncounted:
-    """The launches of one call, after others that compile and tune. Raises what the call raises.
+    """The launches of one call, after warm-up calls that compile and tune. Raises what the call raises.
 
-    ``arguments`` are the tensors that it is called with, in any nesting. ``prepare`` runs before each call, to put back
-    what calls write, and is not counted. On a GPU the nodes of a captured graph count and the profiler is the
-    cross-check. ``cross_check=False`` leaves that out unless the capture fails, ``capture=False`` asks the profiler
-    alone.
+    ``arguments`` are its tensors, nested in any way. ``prepare`` runs before each call, uncounted, to restore what
+    calls write. On a GPU the nodes of a captured graph count, and the profiler cross-checks them. ``cross_check=False``
+    uses the profiler only if the capture fails, ``capture=False`` only the profiler.
     """
     if device.type == "cuda":
         graph = captured(call, device, prepare=prepare) if capture else Uncounted("capture was switched off")
@@ -45,7 +44,7 @@ def count(
 
 
 def agreed(graph: Counts | Uncounted, profile: Counts | Uncounted) -> Counts | Uncounted:
-    """The result of two methods for one call; no number where both have one and they differ."""
+    """The result of two methods for one call; `Uncounted` if both have a number and they differ."""
     if isinstance(graph, Uncounted):
         return Uncounted(f"{graph.reason}; {profile.reason}") if isinstance(profile, Uncounted) else profile
     if isinstance(profile, Uncounted):

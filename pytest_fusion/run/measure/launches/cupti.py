@@ -1,8 +1,8 @@
-"""CUPTI's records of one call, believed only where nothing can have been lost.
+"""CUPTI's records of one call, trusted only if none can be missing.
 
-Kineto drops events at the start of a session without a word (pytorch#192021), the more the longer a process has lived.
-So kernels that are known are launched around each call; the first call's window is thrown away, every sentinel of the
-others must be there, and three calls must agree in every name.
+Kineto silently drops events at the start of a session (pytorch#192021), more of them in older processes. So known
+kernels (sentinels) run around each call, the first call's window is discarded, all other sentinels must be there, and
+three calls must agree in every name.
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from pytest_fusion.run.measure.launches.graph_nodes import readable
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted, named
 from pytest_fusion.run.measure.timing.roofline import Activity
 
-# The kernel of ``torch.cuda._sleep``, which nobody else launches.
+# The kernel of ``torch.cuda._sleep``, which no other code launches.
 SENTINEL: Final = "spin_kernel"
 SENTINELS: Final = 3
 WINDOWS: Final = 3
 _CYCLES = 1000
 _SESSIONS = 3
-# The categories of what runs on the device, in traces of torch 2.6 to 2.13. Kernels are told from copies by these and
-# not by name: that of SDPA's fused kernel has "Mem" in it.
+# Device activities in traces of torch 2.6 to 2.13. Names do not suffice: SDPA's fused kernel has "Mem" in its name.
 _KINDS: Final = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "memset"}
 
 _US: Final = 1e-6
@@ -39,10 +38,9 @@ Window = Counter[tuple[str, str]]
 def profiled(
     call: Callable[[], Any], device: torch.device, *, prepare: Callable[[], None] | None = None
 ) -> Counts | Uncounted:
-    """Count what one call launches on a CUDA device, on any stream. ``prepare`` runs before each and is not counted.
+    """The launches of one call on a CUDA device, on any stream. Raises what the call raises.
 
-    The call runs once before. A first session costs some seconds (CUPTI starts), later ones milliseconds. Raises what
-    the call raises.
+    ``prepare`` runs uncounted before each call. A first session takes seconds (CUPTI starts), later ones milliseconds.
     """
     prepare = prepare or (lambda: None)
     with torch.cuda.device(device):
@@ -58,7 +56,7 @@ def profiled(
 
 
 def activities(call: Callable[[], Any], device: torch.device) -> list[Activity] | Uncounted:
-    """The activities of the device in one call, on any stream, in order of time. Raises what the call raises."""
+    """The device activities of one call, on any stream, in order of time. Raises what the call raises."""
     with torch.cuda.device(device):
         call()
         found = _inside(_session(call, device, lambda: None))
@@ -107,13 +105,13 @@ def _sentinels(device: torch.device) -> None:
 
 
 def device_events(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The device's activities in a trace in Chrome's format, in order of time."""
+    """The device activities of a trace in Chrome's format, in order of time."""
     events = [event for event in trace.get("traceEvents", ()) if event.get("cat") in _KINDS and "ts" in event]
     return sorted(events, key=lambda event: float(event["ts"]))
 
 
 def counts_of(events: Iterable[Mapping[str, Any]]) -> Counts | Uncounted:
-    """The counts of the last three windows, each between ``SENTINELS`` sentinels on either side, if they agree."""
+    """The counts of the last three windows if they agree; ``SENTINELS`` sentinels stand on either side of each."""
     found = windows(list(events))
     if isinstance(found, Uncounted):
         return found
@@ -129,7 +127,7 @@ def counts_of(events: Iterable[Mapping[str, Any]]) -> Counts | Uncounted:
 
 
 def windows(events: list[Mapping[str, Any]]) -> list[Window] | Uncounted:
-    """The activities of each of the last ``WINDOWS`` calls, counted."""
+    """The counted activities of each of the last ``WINDOWS`` calls."""
     found = _inside(events)
     if isinstance(found, Uncounted):
         return found
@@ -141,7 +139,7 @@ def _inside(events: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]
     places = [i for i, event in enumerate(events) if SENTINEL in str(event["name"])]
     wanted = 2 * SENTINELS * WINDOWS
     most = 2 * SENTINELS * (WINDOWS + 1)
-    # The first window's may be lost, and nothing else.
+    # Only sentinels of the first window may be missing.
     if not wanted <= len(places) <= most:
         return Uncounted(f"the profiler recorded {len(places)} of {most} kernels that are known to have run")
     places = places[-wanted:]

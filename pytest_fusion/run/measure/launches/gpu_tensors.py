@@ -1,9 +1,8 @@
 """Which tensors of a call would be on the GPU, inferred on a machine where all are in host memory.
 
-A launcher's own small tensors (``torch.tensor([3, 5])``, lengths that it adds up on the host) run nothing on a GPU, and
-here they look like any other. A tensor counts as the device's once that is proved: it is an argument, it is computed
-from one, a Triton kernel gets it, it meets such a tensor in an operator that takes tensors of one device only, or it
-is returned. Until then what computed it is kept in suspense.
+A launcher's own small host tensors (``torch.tensor([3, 5])``, lengths that it adds up) launch nothing on a GPU. A
+tensor counts as the device's once that is proved: it is an argument or computed from one, a Triton kernel gets it, an
+operator for one device combines it with a device tensor, or the call returns it. Until then its work is pending.
 """
 
 from __future__ import annotations
@@ -18,14 +17,11 @@ from pytest_fusion.run.measure.launches.operator_launches import Work
 
 
 class Places:
-    """The storages that a call has met, and what was done to compute them.
-
-    ``known``: the call runs on a GPU, where each tensor has a device of its own.
-    """
+    """The storages of a call and the work that computes them. ``known``: on a GPU, where tensors have own devices."""
 
     def __init__(self, *, known: bool = False) -> None:
         self.known = known
-        # By the address of the StorageImpl, which is not used again while a weak reference lives.
+        # By address of the StorageImpl, which is not reused while a weak reference exists.
         self._groups: dict[int, int] = {}
         self._alive: dict[int, StorageWeakRef] = {}
         self._parents: list[int] = []
@@ -35,26 +31,26 @@ class Places:
         self._by_address: dict[int, int] = {}
 
     def proved(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Marks these as on the device, with all that is known to be in one place with them."""
+        """Mark these as on the device, with all tensors known to share their place."""
         for tensor in tensors:
             key = self._key(tensor)
             if key is not None:
                 self._device.add(self._root(key))
 
     def proved_at(self, address: int) -> None:
-        """Marks the storage that begins at this address as on the device."""
+        """Mark the storage that begins at this address as on the device."""
         key = self._by_address.get(address)
         if key is not None and not self._alive[key].expired():  # type: ignore[no-untyped-call]
             self._device.add(self._root(key))
 
     def on_host(self, tensor: torch.Tensor) -> None:
-        """Marks a tensor as the host's: made without a device, or brought to the CPU."""
+        """Mark a tensor as the host's: made without a device, or copied to the CPU."""
         key = self._key(tensor)
         if key is not None and not self.known and self._root(key) not in self._device:
             self._host.add(key)
 
     def to_device(self, tensor: torch.Tensor) -> None:
-        """Marks a tensor as brought to a device; what computed it stays the host's."""
+        """Mark a tensor as copied to a device; the work that computed it stays the host's."""
         key = self._key(tensor)
         if key is not None and not self.known:
             self._host.discard(key)
@@ -63,10 +59,7 @@ class Places:
         return self._key(tensor) in self._host
 
     def note(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], work: list[Work], *, mixed: bool) -> None:
-        """Records an operator's work. ``mixed``: its tensors may be on several devices.
-
-        Tensors of no dimensions may be the host's beside any other.
-        """
+        """Record an operator's work. ``mixed``: its tensors may be on several devices, as 0-dim ones always may."""
         sized = [t for t in inputs if t.dim()] or inputs
         if sized and all(map(self.is_host, sized)):
             for t in outputs:
@@ -95,7 +88,7 @@ class Places:
             self._device.add(roots[0])
 
     def _root(self, key: int) -> int:
-        """The group's own number. Groups are numbered, since storages come and go."""
+        """The number of the group; groups have numbers because storages come and go."""
         group = self._groups[key]
         while self._parents[group] != group:
             self._parents[group] = self._parents[self._parents[group]]

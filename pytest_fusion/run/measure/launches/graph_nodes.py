@@ -1,7 +1,7 @@
 """The nodes of a captured CUDA graph: what one call launches on a GPU, without a profiler and without timing.
 
-The nodes are read by the driver's own functions through ctypes. The runtime's cannot name kernels of other libraries
-(Paddle#58310), ``CUDAGraph.get_graph_data`` needs torch 2.13 and driver 13.1, and ``cuda.bindings`` is not everywhere.
+Reads them by the driver's functions through ctypes. The runtime's cannot name kernels of other libraries
+(Paddle#58310), ``CUDAGraph.get_graph_data`` needs torch 2.13 and driver 13.1, and ``cuda.bindings`` may be missing.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ KERNEL, MEMCPY, MEMSET, CHILD, CONDITIONAL = 0, 1, 2, 4, 13
 
 
 class UncountableError(Exception):
-    """A node that may run any number of kernels."""
+    """A node may run any number of kernels."""
 
 
 def captured(
     call: Callable[[], Any], device: torch.device, *, prepare: Callable[[], None] | None = None
 ) -> Counts | Uncounted:
-    """Capture one call on a CUDA device after three that warm up, and count the graph's nodes.
+    """Capture one call on a CUDA device after three warm-up calls, and count the graph's nodes.
 
-    ``prepare`` runs before each call and is not counted. What the call launches on a stream that does not wait for the
-    current one is not in the graph. Raises what a call raises that is not captured.
+    ``prepare`` runs uncounted before each. Streams that do not wait for this one are missed. Raises warm-up errors.
     """
     try:
         graph, result = capture.captured(lambda _: call(), device, prepare=prepare, keep=True)
@@ -47,7 +46,7 @@ def captured(
 
 
 def walk(driver: _Driver, graph: int) -> Iterator[tuple[int, str]]:
-    """Type and, of kernels, name of each node that does something, those of child graphs too."""
+    """The type of each node that does something, child graphs included, and a kernel's name."""
     for node in driver.nodes(graph):
         kind = driver.kind(node)
         if kind == CHILD:
@@ -69,8 +68,8 @@ def counts_of(nodes: Iterator[tuple[int, str]]) -> Counts:
 
 
 def readable(name: str) -> str:
-    """A kernel's name without its return type and its parameters; C++ names as C++ writes them."""
-    # Any other name would be read as that of a type: "a" as "signed char".
+    """A kernel's name without return type and parameters, demangled."""
+    # The demangler reads any other name as a type: "a" as "signed char".
     name = (str(torch._C._demangle(name)) if name.startswith("_Z") else name).removeprefix("void ")
     if not name.endswith(")"):
         return name
@@ -97,7 +96,7 @@ class _KernelParams(ctypes.Structure):
 
 
 class _Driver:
-    """The functions of libcuda; graphs and nodes are handles. Raises ``UncountableError`` where one of them fails."""
+    """The functions of libcuda on handles of graphs and nodes. Raises ``UncountableError`` if one fails."""
 
     def __init__(self) -> None:
         self._cuda = ctypes.CDLL("libcuda.so.1")
@@ -124,7 +123,7 @@ class _Driver:
         return int(graph.value or 0)
 
     def name(self, node: int) -> str:
-        """The kernel's name, as the compiler wrote it."""
+        """The kernel's name as compiled."""
         params, text = _KernelParams(), ctypes.c_char_p()
         self._call("cuGraphKernelNodeGetParams_v2", ctypes.c_void_p(node), ctypes.byref(params))
         for handle, function in ((params.func, "cuFuncGetName"), (params.kern, "cuKernelGetName")):
@@ -132,7 +131,7 @@ class _Driver:
                 continue
             try:
                 self._call(function, ctypes.byref(text), ctypes.c_void_p(handle))
-            except (UncountableError, AttributeError):  # a driver before 12.3, or a handle of the other kind
+            except (UncountableError, AttributeError):  # a driver before 12.3, or the other kind of handle
                 continue
             return (text.value or b"").decode(errors="replace") or "unnamed"
         return "unnamed"

@@ -14,11 +14,10 @@ Method = Literal["graph", "profiler", "modelled"]
 class Counts:
     """The launches of one call.
 
-    ``kernels`` on the device, ``memcpy`` and ``memset`` that its copy engines do; ``names`` are the kernels' names with
-    how often each is launched, sorted by name. ``method``: ``"graph"`` for the nodes of a captured CUDA graph,
-    ``"profiler"`` for CUPTI's records, ``"modelled"`` for a lower bound from interpreted launches and operators of
-    torch. ``agreed``: a second method counted the same; ``None`` where none was asked. ``doubts``: what the method
-    cannot see of this call, so that the true number may be larger, or of a modelled call of another kind.
+    ``memcpy`` and ``memset`` run on copy engines; ``names`` are the kernels' names with their counts, sorted by name.
+    ``method``: ``"graph"`` (nodes of a captured CUDA graph), ``"profiler"`` (CUPTI's records) or ``"modelled"`` (a
+    lower bound from interpreted launches and torch operators). ``agreed``: a second method counted the same; ``None``
+    without one. ``doubts``: why the true number may be larger, or, for a modelled call, differ.
     """
 
     kernels: int
@@ -31,7 +30,7 @@ class Counts:
 
     @property
     def totals(self) -> tuple[int, int, int]:
-        """Kernels, copies, fills: what must be equal between two methods."""
+        """Kernels, copies, fills: two methods must agree on them."""
         return self.kernels, self.memcpy, self.memset
 
     def as_json(self) -> dict[str, Any]:
@@ -39,18 +38,18 @@ class Counts:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Counts:
-        """Reads what ``as_json`` made, from another process of this package."""
+        """The counts from the JSON of ``as_json``."""
         names = tuple((str(name), int(count)) for name, count in data["names"])
         return cls(**{**data, "names": names, "doubts": tuple(data["doubts"])})
 
 
 @dataclass(frozen=True, slots=True)
 class Uncounted:
-    """No number, and why: a wrong one would be compared exactly."""
+    """No number, with the reason: a wrong one would be compared exactly."""
 
     reason: str
 
 
 def named(names: Iterable[str]) -> tuple[tuple[str, int], ...]:
-    """Each name with how often it comes, sorted by name."""
+    """Each name with its count, sorted by name."""
     return tuple(sorted(Counter(names).items()))

@@ -1,11 +1,11 @@
-"""The fewest launches of a call on a GPU, counted without one: interpreted launches and torch's operators.
+"""A lower bound of the launches of a call on a GPU, without a GPU: interpreted launches and torch operators.
 
-Autotune trials are none: the interpreter has none. What is computed on tensors that a GPU program keeps on the host
-does not count (``places``), nor do operators that a user registered, but what they launch inside does. Some of torch's
-functions are one kernel on a GPU and several operators on the CPU: they count once, by their own name.
+Not counted: autotune trials, which the interpreter has none of; work on tensors that a GPU program has on the host
+(``places``); operators that a user registers, except for what they launch inside. Functions of torch that are one
+kernel on a GPU and several operators on the CPU count once, by their own name.
 
-C++ kernels that ``torch.compile`` made for the CPU are counted as they are called. They are not what Inductor makes for
-a GPU, where it joins and splits loops by other rules: their number is a fact about this machine, and bounds nothing.
+C++ kernels of ``torch.compile`` for the CPU count as they are called. They bound nothing on a GPU, where Inductor joins
+and splits loops by other rules.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TOO_LATE = "code was compiled during the call that was counted, and its kernels
 
 @dataclass(slots=True)
 class Compiled:
-    """The kernels by name, and why they prove little; ``late``: more was compiled in the meantime, and not counted."""
+    """The kernels by name, and why they prove little; ``late``: later compilations are not counted."""
 
     kernels: Counter[str] = field(default_factory=Counter)
     doubts: list[str] = field(default_factory=list)
@@ -48,10 +48,10 @@ class Compiled:
 
 @contextlib.contextmanager
 def counted() -> Iterator[Compiled]:
-    """Count the calls of kernels that were compiled before; does nothing where Inductor was never imported.
+    """Count the calls of kernels compiled before the body; does nothing before Inductor is imported.
 
-    Touches the modules in ``torch._inductor.codecache.PyCodeCache.modules`` (torch 2.11 and 2.13), whose functions
-    ``cpp_fused_...`` are one kernel each.
+    Touches the modules in ``torch._inductor.codecache.PyCodeCache.modules`` (torch 2.11 and 2.13): each of their
+    functions ``cpp_fused_...`` is one kernel.
     """
     found = Compiled()
     cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
@@ -78,23 +78,23 @@ def _noting(kernels: Counter[str], name: str, kernel: Callable[..., Any]) -> Cal
     return call
 
 
-# Of these ATen has one kernel for CUDA and a formula of several for the CPU, for some or all inputs (`is_cuda` in
-# Dropout.cpp, SoftMax.cpp, layer_norm.cpp, RNN.cpp, attention.cpp).
+# For some or all inputs ATen has one CUDA kernel for these and several on the CPU (`is_cuda` in Dropout.cpp,
+# SoftMax.cpp, layer_norm.cpp, RNN.cpp, attention.cpp).
 _ONE_KERNEL: Final = frozenset(
     "dropout dropout_ softmax log_softmax rms_norm scaled_dot_product_attention multi_head_attention_forward lstm gru "
     "rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell batch_norm instance_norm layer_norm group_norm "
     "special_softmax special_log_softmax grid_sample ctc_loss grouped_mm scaled_grouped_mm scaled_mm "
     "embedding_bag".split()
 )
-# Operators whose tensors may lie on different devices; of the others all but numbers lie on one.
+# Operators whose tensors may be on different devices; those of the others share one, except for scalars.
 _MIXED: Final = frozenset({"copy_", "_to_copy", "copy"})
-# Operators whose indices may lie on the host.
+# Operators whose indices may be on the host.
 _INDEXED: Final = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
 
 
 @dataclass(slots=True)
 class Modelled:
-    """The counts, and each kernel that they count, in order. ``bounds``: a GPU would launch at least as many."""
+    """The counts, and each counted kernel, in order. ``bounds``: a GPU launches at least as many."""
 
     counts: Counts
     work: list[Work]
@@ -105,26 +105,25 @@ class Modelled:
 class _Log:
     places: Places
     launched: list[Work] = field(default_factory=list)
-    # Operators of the user's that did something nobody saw.
+    # The user's operators whose effect is not seen.
     opaque: dict[str, None] = field(default_factory=dict)
-    # Operators of the user's that have a kernel for the CPU alone, which is what ran.
+    # The user's operators that have a CPU kernel only, which ran.
     other: dict[str, None] = field(default_factory=dict)
-    # The function of torch's own that is one kernel and is being called, and whether it has been counted.
+    # The active function of torch that is one kernel, and whether it is counted.
     within: str = ""
     counted: bool = False
-    # How many functions of torch's that Python calls are being called.
+    # How many Python functions of torch are active.
     depth: int = 0
-    # Launches, and operators that do something, whether or not on the device.
+    # Launches and operators that do something, on the device or not.
     events: int = 0
 
 
 def modelled(call: Callable[[], Any], arguments: Any, *, prepare: Callable[[], None] | None = None) -> Modelled:
-    """Count one call on tensors of the CPU or of a GPU.
+    """Count one call on tensors of the CPU or of a GPU. Raises what the call raises.
 
-    ``arguments``: what it is called with, in any nesting; all of it lies on the device. ``prepare`` puts back what a
-    call writes. Call it once before: what is tuned in the counted call is counted too. What is compiled in it makes it
-    be called and counted again. A backward is counted by the CPU's formulas. Raises what the call raises; what it
-    returns is dropped.
+    ``arguments``: its tensors, nested in any way, all on the device. ``prepare`` restores what a call writes. Call it
+    once before: tuning inside the counted call counts too. A call that compiles counts again. A backward uses CPU
+    formulas.
     """
     found, late = _once(call, arguments)
     if late:
@@ -135,7 +134,7 @@ def modelled(call: Callable[[], Any], arguments: Any, *, prepare: Callable[[], N
 
 
 def _once(call: Callable[[], Any], arguments: Any) -> tuple[Modelled, bool]:
-    """One call counted, and whether it compiled what it should have found compiled."""
+    """One call counted, and whether it compiled something."""
     given = tensors_of(arguments)
     log = _Log(Places(known=any(t.device.type == "cuda" for t in given)))
     log.places.proved(given)
@@ -180,7 +179,7 @@ def _counting(log: _Log) -> Iterator[Compiled]:
 
 
 class _Met:
-    """Notes each storage that an interpreted kernel gets; it provides no facts."""
+    """Records each storage that an interpreted kernel gets; it provides no facts."""
 
     def __init__(self, places: Places) -> None:
         self._places = places
@@ -194,7 +193,7 @@ class _Met:
 
 
 class _Operators(OperatorMode):
-    """Notes what each operator does on the device, inside of a user's operators too."""
+    """Records each operator's work on the device, also inside a user's operators."""
 
     functions: _Functions
 
@@ -204,7 +203,7 @@ class _Operators(OperatorMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """As in ``memory.watch``: without this, torch.compile runs eagerly while the mode is active."""
+        """As in ``memory.watch``: otherwise torch.compile runs eagerly while the mode is active."""
         return True
 
     def on_operator(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -216,7 +215,7 @@ class _Operators(OperatorMode):
         return result
 
     def _of_user(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Stay active inside: both modes are popped while this runs."""
+        """Stay active inside: torch pops both modes while this runs."""
         log = self._log
         before, launches = log.events, len(log.launched)
         key = kernel_key(func, types, args, kwargs)
@@ -253,12 +252,12 @@ class _Operators(OperatorMode):
         outputs = written_by(func, args, kwargs) + tensors_of(result)
         across = name in _MIXED and (name != "_to_copy" or kwargs.get("device") is not None)
         log.places.note(given, outputs, work, mixed=across)
-        if name == "lift_fresh" and not log.depth:  # torch.from_numpy, which no function mode sees
+        if name == "lift_fresh" and not log.depth:  # torch.from_numpy, which function modes do not see
             log.places.on_host(result)
 
 
 class _Functions(TorchFunctionMode):
-    """Sees what operators do not show: where a program puts a tensor, and functions that are one kernel."""
+    """Observes what operators do not show: where a program puts a tensor, and functions that are one kernel."""
 
     def __init__(self, log: _Log) -> None:
         super().__init__()
@@ -292,7 +291,7 @@ class _Functions(TorchFunctionMode):
         return result
 
     def _brought_to_host(self, source: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        """A tensor of its own, as ``x.cpu()`` gives on a GPU, where the CPU gives ``x``."""
+        """A copy, as ``x.cpu()`` gives on a GPU; the CPU gives ``x`` itself."""
         places = self._log.places
         if places.is_host(source):
             return result
@@ -306,7 +305,7 @@ class _Functions(TorchFunctionMode):
 
 
 def _target(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """``"host"`` or ``"device"`` where the call names one, else empty. A device object may be some tensor's own."""
+    """``"host"`` or ``"device"`` if the call names one, else empty. A device object may be some tensor's own."""
     if name == "cpu":
         return "host"
     if name == "cuda":
@@ -321,5 +320,5 @@ def _target(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
 
 
 def _versions(given: list[torch.Tensor]) -> list[int]:
-    """How often torch has written each that has elements; those of inference mode do not count that."""
+    """How often torch has written each non-empty tensor; tensors of inference mode do not count that."""
     return [0 if t.is_inference() else t._version for t in given if t.numel()]

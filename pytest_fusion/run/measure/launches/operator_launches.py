@@ -1,8 +1,8 @@
-"""The fewest launches of one operator of torch on a GPU.
+"""A lower bound of the launches of one torch operator on a GPU.
 
-The number must be a lower bound, because it fails tests: an operator counts as one kernel, however many it takes, and
-as none where torch has a way that takes none. What those ways are was read in ATen's CUDA sources (``Copy.cu``,
-``TensorShape.cpp`` and ``Shape.cu`` of torch 2.11 and 2.13).
+The number fails tests, so it must be a lower bound: an operator counts as one kernel, however many it launches, and as
+none if torch has a way without one. These ways come from ATen's CUDA sources (``Copy.cu``, ``TensorShape.cpp`` and
+``Shape.cu`` of torch 2.11 and 2.13).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import torch
 from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.interpreter.bridge.aten import schema, shares_memory, written_by
 
-# A kernel for copies along more dimensions than this is not torch's only way to concatenate (CAT_ARRAY_MAX_INPUT_DIMS).
+# Along more dimensions torch also concatenates without this kernel (CAT_ARRAY_MAX_INPUT_DIMS).
 _CAT_DIMS = 4
 
-# Memory, or another look at it, and no work.
+# Allocations and views; no work.
 _IDLE: Final = frozenset(
     "set_ resize_ resize_as_ record_stream is_pinned pin_memory _pin_memory is_same_size "
     "_has_same_storage_numel sym_size sym_stride sym_numel sym_storage_offset _assert_async _assert_scalar "
     "_functional_assert_async _functional_sym_constrain_range sym_constrain_range detach_ _version".split()
 )
-# Rounding an integer to a whole number copies it.
+# Rounding an integer copies it.
 _ROUNDINGS: Final = frozenset("ceil floor trunc round ceil_ floor_ trunc_ round_".split())
-# These may come down to copies of dense memory.
+# These may reduce to copies of dense memory.
 _SCATTERED: Final = frozenset(
     "slice_scatter select_scatter diagonal_scatter as_strided_scatter split_copy split_with_sizes_copy unbind_copy "
     "_foreach_copy _foreach_copy_ _copy_from _copy_from_and_resize _chunk_cat roll _weight_norm_interface".split()
@@ -38,7 +38,7 @@ _SCATTERED: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The work of an operator, or of an interpreted launch, on the device. ``detail`` and ``where`` are for people."""
+    """The device work of an operator or an interpreted launch. ``detail`` and ``where`` are for people."""
 
     kind: Literal["kernel", "memcpy"]
     name: str
@@ -47,7 +47,7 @@ class Work:
 
 
 def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[Work]:
-    """The least work of ``func`` (an overload in ``aten``) on a GPU for these arguments."""
+    """The least work of ``func`` (an ``aten`` overload) on a GPU for these arguments."""
     name = func.overloadpacket.__name__
     given, made = tensors_of((args, kwargs)), tensors_of(result)
     if name in _IDLE or schema(func).empty or _looks(func):
@@ -77,7 +77,7 @@ def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
 
 @lru_cache(maxsize=4096)
 def _looks(func: Any) -> bool:
-    """Whether it only looks at memory in another way, or answers a question about a tensor."""
+    """Whether it only makes a view or answers a question about a tensor."""
     in_place = getattr(torch.Tag, "inplace_view", None)
     if schema(func).view or (in_place is not None and in_place in func.tags):
         return True
@@ -88,7 +88,7 @@ def _looks(func: Any) -> bool:
 
 @lru_cache(maxsize=4096)
 def _always(func: Any) -> bool:
-    """Whether it takes a kernel for a single element too. Shortcuts for one element are common elsewhere."""
+    """Whether it launches a kernel also for one element. Other operators often have shortcuts for one element."""
     tags = [getattr(torch.Tag, name, None) for name in ("pointwise", "reduction")]
     name = func.overloadpacket.__name__
     return any(tag in func.tags for tag in tags if tag is not None) or name in _FILLS
@@ -101,7 +101,7 @@ _FILLS: Final = frozenset(
 
 
 def _source(func: Any, args: Sequence[Any], given: list[torch.Tensor], made: list[torch.Tensor]) -> torch.Tensor | None:
-    """The tensor that the operator only copies; ``None`` for one that computes."""
+    """The tensor that the operator only copies; ``None`` if it computes."""
     name = schema(func).name
     if name == "copy_" or (name in ("fill_", "fill", "copy") and len(given) > 1):
         return given[1]
@@ -128,10 +128,7 @@ def _copied(name: str, source: torch.Tensor, target: torch.Tensor) -> Work:
 
 
 def same_order(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether the elements of both stand without gaps and in one order, so that a copy is one of bytes.
-
-    One element is. What has fewer elements and is broadcast is not.
-    """
+    """Whether a copy between both is one of bytes: dense and in one order, or one element; not if one is broadcast."""
     if b.numel() <= 1:
         return True
     if a.shape != b.shape:
@@ -146,7 +143,7 @@ def same_order(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _joined(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> list[Work]:
-    """One kernel for several parts of one dtype; else a copy each, by engines where the parts are dense."""
+    """One kernel for several parts of one dtype; else a copy each, by copy engines for dense parts."""
     parts = [t for t in given if t.numel()]
     dtypes = {t.dtype for t in parts}
     if len(parts) > 1 and len(dtypes) == 1 and made[0].dim() <= _CAT_DIMS:
@@ -157,7 +154,7 @@ def _joined(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> l
 
 
 def _compares(given: list[torch.Tensor]) -> bool:
-    """Whether ``equal`` has to look: not at nothing, other shapes or one memory."""
+    """Whether ``equal`` reads values: not for empty tensors, different shapes or shared memory."""
     a, b = given[:2]
     return a.shape == b.shape and bool(a.numel()) and not shares_memory(a, [b])
 
@@ -184,7 +181,7 @@ _FOREIGN: Final = (
 
 
 def caller() -> str:
-    """``file.py:line`` of the innermost frame that is neither torch's, Triton's nor of this stage; empty if none is."""
+    """``file.py:line`` of the innermost frame outside torch, Triton and this stage; empty if there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename

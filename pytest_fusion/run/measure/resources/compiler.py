@@ -1,7 +1,7 @@
 """One `Specialisation` compiled for one target, in a process in which Triton does not interpret.
 
-The kernel's own ``run`` does it, as in ``kernel.warmup``: only the binder is replaced, by one that answers with the
-specialisation. Of ``JITFunction`` this touches ``create_binder``, ``device_caches``, ``pre_run_hooks`` and ``run``, and
+The kernel's own ``run`` compiles, as in ``kernel.warmup``; only its binder is replaced, by one that returns the
+specialisation. Touches ``create_binder``, ``device_caches``, ``pre_run_hooks`` and ``run`` of ``JITFunction``, and
 ``knobs.compilation.listener``: the same in 3.6.0, 3.7.1 and 3.9.0.
 """
 
@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from pytest_fusion.interpreter.scoped import holding
 from pytest_fusion.run.autotuned import causes
 from pytest_fusion.run.measure.resources import cubin
-from pytest_fusion.run.measure.resources.function_places import NotFoundError, decode, found, kernel_of, unwrapped
 from pytest_fusion.run.measure.resources.noting import Noted
-from pytest_fusion.run.measure.resources.specialisation import Json, Specialisation, shown
-from pytest_fusion.run.measure.resources.specialiser import Live, read_globals
+from pytest_fusion.run.measure.resources.specialisation import Json, Specialisation
+from pytest_fusion.run.measure.resources.specialiser import Live, unwrapped
 from pytest_fusion.run.measure.resources.targets import Resources, Target, excess, occupancy
 from pytest_fusion.spec.wording import first_line
 
@@ -27,17 +26,14 @@ T = TypeVar("T")
 
 _MICRO = 1e-6
 _DELIBERATE = "not for this target"
-# Triton's words for a type or an option of newer hardware: kernels are written for some targets, not for all.
+# Triton's messages for a type or an option of newer hardware: kernels are written for some targets, not for all.
 _LACKS = re.compile(r"not supported (?:in|on) this architecture|requires NVIDIA SM|requires compute capability")
 _ASSERTION = re.compile(r"^AssertionError\((['\"])(.*)\1\)$")
 
 
 def compiled(noted: Noted, target: Target) -> Resources:
-    """The resources of ``target`` that a launched kernel takes; an autotuner passes over a config that does not fit.
-
-    A kernel that is not of this process (``noted.live``) is imported.
-    """
-    if noted.specialisation is None:
+    """The resources of ``target`` that a launched kernel takes; an autotuner passes over a config that does not fit."""
+    if noted.specialisation is None or noted.live is None:
         return Resources(noted.kernel, target.name, "unknown", noted.reason)
     first = _compiled(noted.specialisation, noted.live, target)
     if not noted.others:
@@ -48,23 +44,15 @@ def compiled(noted: Noted, target: Target) -> Resources:
         return replace(first, note=chance)
     if first.status == "unknown" and first.note != _DELIBERATE:
         return first
-    lives: Sequence[Live | None] = noted.live_others or [None] * len(noted.others)
-    for other, live in zip(noted.others, lives, strict=True):
+    for other, live in zip(noted.others, noted.live_others, strict=True):
         again = _compiled(other, live, target)
         if again.status == "compiled":
             return replace(again, note=f"{chance} (the first one does not fit)")
     return replace(first, note=f"none of {total} configs of its autotuner compiles")
 
 
-def _compiled(specialisation: Specialisation, live: Live | None, target: Target) -> Resources:
-    try:
-        live = live or _imported(specialisation)
-    except NotFoundError as error:
-        result: Any = Resources(
-            specialisation.kernel, target.name, "unknown", str(error), file=specialisation.place.file
-        )
-    else:
-        result = tried(live, target, run_compiler)
+def _compiled(specialisation: Specialisation, live: Live, target: Target) -> Resources:
+    result = tried(live, target, run_compiler)
     if isinstance(result, Resources):
         advice = f"; if the kernel is not meant for {target.name}, leave that target out"
         reason = (
@@ -75,7 +63,7 @@ def _compiled(specialisation: Specialisation, live: Live | None, target: Target)
 
 
 def tried(live: Live, target: Target, attempt: Callable[[Live], T]) -> T | Resources:
-    """What ``attempt`` returns, or why the compiler gave nothing: it refuses the kernel, or cannot run here."""
+    """The result of ``attempt``, or why there is none: the compiler rejects the kernel, or cannot run here."""
     file, line = _defined(live.kernel)
 
     def failed(status: Any, reason: str, note: str = "") -> Resources:
@@ -98,38 +86,10 @@ def tried(live: Live, target: Target, attempt: Callable[[Live], T]) -> T | Resou
         return failed("refused", _message(error))
 
 
-def _kernel(specialisation: Specialisation) -> Any:
-    """The kernel, imported here; raises ``NotFoundError`` where it is not the one that was launched."""
-    kernel = kernel_of(found(specialisation.place))
-    if not hasattr(kernel, "create_binder"):
-        raise NotFoundError(f"{specialisation.place.path} is no kernel when it is imported outside of the interpreter")
-    here = read_globals(unwrapped(kernel))
-    for name, value in specialisation.globals.items():
-        if here.get(name) != value:
-            raise NotFoundError(
-                f"{name}, which the kernel reads, was {shown(value)} in the test and is {shown(here.get(name))} where "
-                "its module is imported outside of the interpreter; pass it as a tl.constexpr argument"
-            )
-    return kernel
-
-
-def _imported(specialisation: Specialisation) -> Live:
-    """The kernel with what its binder answered; raises ``NotFoundError``."""
-    kernel = _kernel(specialisation)
-    bound: dict[str, Any] = {}
-    specialised: list[tuple[Any, Any]] = []
-    for argument in specialisation.arguments:
-        value = bound[argument.name] = decode(argument.value)
-        constant = argument.type == "constexpr"
-        specialised.append(("constexpr", value) if constant else (decode(argument.type), decode(argument.hint)))
-    options = {name: decode(value) for name, value in specialisation.options.items()}
-    return Live(kernel, bound, specialised, options)
-
-
 def run_compiler(live: Live, *, front_end: bool = False) -> tuple[Any, float | None]:
-    """The compiled kernel for the modelled device, and the seconds it took; ``None`` where it was in the cache.
+    """The compiled kernel for the modelled device, and the seconds that took; ``None`` if it was in the cache.
 
-    With ``front_end`` no further than to Triton's own IR, and there is no kernel. Raises what Triton raises.
+    ``front_end`` stops at Triton's own IR, without a kernel. Raises what Triton raises.
     """
     kernel = live.kernel
     memory, keys, target, backend, _ = kernel.create_binder()
@@ -192,7 +152,7 @@ def _measured(specialisation: Specialisation, target: Target, result: Any, secon
         target, registers=usage.registers, shared=shared, warps=warps, tensor_columns=common["tensor_columns"]
     )
     if beyond:
-        return Resources(**common, status="refused", reason=beyond, line=specialisation.place.line, exceeds=True)
+        return Resources(**common, status="refused", reason=beyond, line=specialisation.place.line)
     held = occupancy(target, warps=warps, registers=usage.registers, shared=shared)
     return Resources(**common, occupancy=held)
 
@@ -202,14 +162,14 @@ def _caused_by(error: BaseException, name: str) -> bool:
 
 
 def _message(error: BaseException) -> str:
-    """The text of the innermost compilation error, without the source that it quotes."""
+    """The text of the innermost compilation error, without the quoted source."""
     message = ""
     for cause in causes(error):
         text = getattr(cause, "error_message", None)
         message = str(text) if text else message
     if not message:
         message = "; ".join(line.strip() for line in str(error).strip().splitlines()[:3])
-    # The compiler's own assertions arrive as their ``repr``.
+    # Assertions of the compiler arrive as their ``repr``.
     message = _ASSERTION.sub(r"\2", message.strip().replace("\n", " "))
     return (message or type(error).__name__)[:400]
 
@@ -221,7 +181,7 @@ def _defined(kernel: Any) -> tuple[str, int]:
 
 
 def _where(error: BaseException, kernel: Any) -> tuple[str, int]:
-    """File and line that the innermost compilation error points at; the kernel's own where it points nowhere."""
+    """File and line of the innermost compilation error, else of the kernel."""
     place = _defined(kernel)
     for cause in causes(error):
         node, source = getattr(cause, "node", None), getattr(cause, "src", None)
@@ -232,13 +192,13 @@ def _where(error: BaseException, kernel: Any) -> tuple[str, int]:
 
 
 def _owner(source: str, kernel: Any) -> Any:
-    """The kernel or the function called by it whose source Triton compiled."""
+    """The kernel, or the function called by it, whose source Triton compiled."""
     registered = getattr(sys.modules.get("triton.runtime.jit"), "_triton_jit_function_registry", {})
     return next((known for known in (kernel, *registered.values()) if known.src == source), None)
 
 
 def _first_line(kernel: Any) -> int:
-    """The line of the file in which the ``def`` stands."""
+    """The line of the ``def`` in its file."""
     for index, line in enumerate(kernel.raw_src):
         if line.strip().startswith("def "):
             return int(kernel.starting_line_number) + index
@@ -246,7 +206,7 @@ def _first_line(kernel: Any) -> int:
 
 
 def _toolchain_fails(error: BaseException, attempt: Callable[[Live], object]) -> str:
-    """The error of a kernel that does nothing, where an error may be the toolchain's fault; empty if it compiles."""
+    """The error of an empty kernel, if the toolchain may be at fault; empty if that kernel compiles."""
     if _caused_by(error, "CompilationError"):
         return ""
     import triton
@@ -257,6 +217,6 @@ def _toolchain_fails(error: BaseException, attempt: Callable[[Live], object]) ->
 
     try:
         attempt(Live(nothing, {"pointer": None}, [("*fp32", "D")], {}))
-    except Exception as again:  # noqa: BLE001 - any failure says the same
+    except Exception as again:  # noqa: BLE001 - every failure means the same
         return first_line(again) or type(again).__name__
     return ""

@@ -1,4 +1,4 @@
-"""A compiled kernel's binary, read with the tools that Triton brings along: registers, local memory, instructions."""
+"""Registers, local memory and instructions of a compiled kernel's binary, read with the tools that Triton ships."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _USAGE = re.compile(r"\b(REG|STACK|SHARED|LOCAL):(\d+)")
 _INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", re.MULTILINE)
 _WIDE = r"[\w.]*\.(?:128|256|ENL2\.256)\b"
 
-# SASS of sm_75 to sm_120 (CUDA Binary Utilities, "Instruction Set Reference"): what each count is made of.
+# SASS of sm_75 to sm_120 (CUDA Binary Utilities, "Instruction Set Reference"): the opcodes of each count.
 COUNTED: dict[str, re.Pattern[str]] = {
     name: re.compile(pattern)
     for name, pattern in {
@@ -50,7 +50,7 @@ class Usage:
 
 
 def read(cubin: bytes, tool: str) -> Usage:
-    """Raises ``NoToolError`` where ``cuobjdump`` at ``tool`` does not run or prints nothing that can be read."""
+    """The usage in ``cubin``; raises ``NoToolError`` if ``cuobjdump`` at ``tool`` fails or its output is unreadable."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)
@@ -74,7 +74,7 @@ def read(cubin: bytes, tool: str) -> Usage:
 
 
 def counts(opcodes: Counter[str]) -> dict[str, int]:
-    """How many instructions of each kind of ``COUNTED`` there are, zeros too."""
+    """The number of instructions of each kind in ``COUNTED``, zeros included."""
     return {
         name: sum(number for opcode, number in opcodes.items() if pattern.match(opcode))
         for name, pattern in COUNTED.items()

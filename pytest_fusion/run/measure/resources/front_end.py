@@ -1,7 +1,7 @@
-"""What Triton's front end refuses of the kernels that an interpreted test launched: the language that it compiles.
+"""Which kernels of an interpreted test Triton's front end rejects: the interpreter takes any Python.
 
-The interpreter takes any Python. The front end takes 0.02 to 0.1 s a kernel and needs no ``ptxas``; what comes behind
-it depends on tiles and options more than on the kernel (`kernel_resources` compiles all the way).
+The front end takes 0.02 to 0.1 s a kernel and needs no ``ptxas``. Later stages depend more on tiles and options than on
+the kernel (`kernel_resources` runs them).
 """
 
 from __future__ import annotations
@@ -15,25 +15,30 @@ from typing import Any
 
 from pytest_fusion.interpreter.scoped import replaced
 from pytest_fusion.run.measure.resources.compiler import run_compiler, tried
-from pytest_fusion.run.measure.resources.function_places import NotFoundError
 from pytest_fusion.run.measure.resources.second_triton import Compilable, second_triton
-from pytest_fusion.run.measure.resources.specialiser import Live, bind, constants_of, without_values
+from pytest_fusion.run.measure.resources.specialiser import (
+    Live,
+    NotSpecialisedError,
+    bind,
+    constants_of,
+    without_values,
+)
 from pytest_fusion.run.measure.resources.targets import TARGETS, Resources
 from pytest_fusion.run.process.fork import ChildError, Crash, can_fork, run_isolated
 from pytest_fusion.spec.wording import first_line
 
-# Kernels are written for the newest targets; of these it is the one that most people have.
+# Kernels are written for the newest targets; most users have this one.
 TARGET = TARGETS["sm_90"]
-# A constant below this may choose a branch, or be too small a block for a product.
+# A smaller constant may choose a branch, or be too small a block for a product.
 _FLAGS = 32
 _MOST_OF_KERNEL, _MOST = 8, 24
-# Behind the tests themselves; the largest kernel of the suite takes 0.9 s on a loaded core.
+# Seconds after the tests; the largest kernel of the suite takes 0.9 s on a loaded core.
 _SECONDS, _ENOUGH = 60.0, 5.0
 
 
 @dataclass(slots=True)
 class Launched:
-    """The kernels of a test, each as launched first and as launched with another kind of argument or another flag."""
+    """The kernels of a test: the first launch of each, and each launch with new kinds of arguments or flags."""
 
     launches: list[Live] = field(default_factory=list)
     # By kernel: the kinds of its arguments so far, or why there is none.
@@ -52,12 +57,12 @@ class Launched:
         known |= kinds
         try:
             self.launches.append(without_values(bind(kernel, args, kwargs)))
-        except NotFoundError as error:
+        except NotSpecialisedError as error:
             self.problems.setdefault(str(kernel.fn.__name__), str(error))
 
 
 def _kind(value: Any, constant: bool) -> Any:
-    """What decides which code is compiled: equal for blocks of different sizes, and for other numbers."""
+    """The properties that decide which code is compiled: equal for blocks of other sizes and for other numbers."""
     value = getattr(value, "value", value) if constant else value
     if isinstance(value, tuple):
         return tuple(_kind(item, constant) for item in value)
@@ -69,7 +74,7 @@ def _kind(value: Any, constant: bool) -> Any:
 
 @contextmanager
 def launched(into: Launched) -> Iterator[None]:
-    """Note the kernels that are interpreted meanwhile; does nothing where Triton compiles."""
+    """Record the kernels that the body interprets; does nothing where Triton compiles."""
 
     def run(upstream: Any, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not kwargs.get("warmup"):
@@ -81,7 +86,7 @@ def launched(into: Launched) -> Iterator[None]:
 
 
 def compiled_by_front_end(found: Launched) -> list[Resources] | str:
-    """What became of each kernel, the worst of its launches, or why nothing is known."""
+    """The worst result of each kernel's launches, or why nothing is known."""
     problem = can_fork()
     if problem is not None:
         return problem

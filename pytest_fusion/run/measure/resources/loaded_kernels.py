@@ -1,7 +1,7 @@
-"""The same record of a kernel that runs on a GPU, read from what Triton loaded onto it.
+"""The resources of a kernel on a GPU, read from what Triton loaded onto it.
 
-Of a ``CompiledKernel`` this touches ``n_regs``, ``n_spills``, ``metadata``, ``asm`` and ``_init_handles``: the same in
-3.6.0, 3.7.1 and 3.9.0. ``n_spills`` is the driver's local memory of a thread in words of four bytes.
+Touches ``n_regs``, ``n_spills``, ``metadata``, ``asm`` and ``_init_handles`` of ``CompiledKernel``: the same in 3.6.0,
+3.7.1 and 3.9.0. ``n_spills`` is the driver's local memory of a thread in words of four bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +20,7 @@ _WORD = 4
 
 @contextmanager
 def loaded(into: list[Resources], launches: list[Specialisation] | None = None) -> Iterator[None]:
-    """Read each kernel that is launched meanwhile, once for each specialisation, in order of first launch.
-
-    ``launches`` takes every launch as plain data. The trials of an autotuner are launches too: call once before.
-    """
+    """Read each launched specialisation once, in order, and list all ``launches``, an autotuner's trials included."""
     seen: set[str] = set()
 
     def then(kernel: Any, launch: Noted) -> None:
@@ -35,16 +32,16 @@ def loaded(into: list[Resources], launches: list[Specialisation] | None = None) 
             seen.add(key)
             into.append(read(kernel, launch))
 
-    with noted([], strict=False, then=then):
+    with noted([], then=then):
         yield
 
 
 def read(kernel: Any, launch: Noted) -> Resources:
-    """The record of one launch; ``kernel`` is what it returned, ``None`` where it was not compiled."""
+    """The record of one launch; ``kernel`` is its return value, ``None`` if it was not compiled."""
     found = launch.specialisation
     constants = found.constants if found is not None else {}
     file = found.place.file if found is not None else ""
-    # A kernel that is still being compiled elsewhere is a future.
+    # A kernel that another process is still compiling is a future.
     kernel = kernel.result() if hasattr(kernel, "result") else kernel
     metadata = getattr(kernel, "metadata", None)
     if metadata is None or metadata.target.backend != "cuda":

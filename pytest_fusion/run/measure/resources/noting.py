@@ -1,6 +1,6 @@
-"""Launches of Triton kernels as `Specialisation`s, noted while they happen; interpreted, compiled, or left out.
+"""Records launches of Triton kernels as `Specialisation`s: interpreted, compiled, or left out.
 
-Of Triton this touches ``InterpretedFunction.run``, ``JITFunction.run``, ``Autotuner.run`` and what `run/configs` lists.
+Touches ``InterpretedFunction.run``, ``JITFunction.run``, ``Autotuner.run`` and the names listed in `run/autotuned`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from typing import Any
 
 from pytest_fusion.interpreter.scoped import replaced
 from pytest_fusion.run.autotuned import pruned
-from pytest_fusion.run.measure.resources.function_places import NotFoundError
 from pytest_fusion.run.measure.resources.specialisation import Specialisation
-from pytest_fusion.run.measure.resources.specialiser import Live, bind, specialise
+from pytest_fusion.run.measure.resources.specialiser import Live, NotSpecialisedError, bind, specialise
 
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """One launch. ``specialisation`` is ``None`` where it cannot be described, for the ``reason`` given.
+    """One launch. ``specialisation`` is ``None`` if it cannot be described; ``reason`` says why.
 
-    ``others`` are those of the further configs that an autotuner could have chosen: it passes over what does not fit.
-    ``live`` holds the kernel itself, ``live_others`` those of ``others``; they stay in this process.
+    ``others``: those of the other configs that an autotuner can choose, as it skips one that does not fit. ``live`` and
+    ``live_others`` hold the kernels themselves and stay in this process.
     """
 
     kernel: str
@@ -36,22 +35,21 @@ class Noted:
 
 @dataclass(slots=True)
 class _Tuning:
-    """The state of an autotuner: the configs that it could choose, launched one by one."""
+    """The state of an autotuner: the configs that it can choose, launched one by one."""
 
     asking: bool = False
     found: list[tuple[Specialisation, Live]] = field(default_factory=list)
 
 
 class _Notes:
-    def __init__(self, into: list[Noted], run: bool, strict: bool, then: Callable[[Any, Noted], None] | None) -> None:
+    def __init__(self, into: list[Noted], run: bool, then: Callable[[Any, Noted], None] | None) -> None:
         self._into = into
         self._run = run
-        self._strict = strict
         self._then = then
         self._tuning: list[_Tuning] = []
 
     def launched(self, upstream: Any, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """In place of a kernel's ``run``."""
+        """Replaces a kernel's ``run``."""
         plain = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
         asking = bool(self._tuning) and self._tuning[-1].asking
         if kwargs.get("warmup") and not asking:
@@ -59,8 +57,8 @@ class _Notes:
         name = str(kernel.fn.__name__)
         try:
             live = bind(kernel, args, plain)
-            found = specialise(live, strict=self._strict)
-        except NotFoundError as error:
+            found = specialise(live)
+        except NotSpecialisedError as error:
             noted = Noted(name, None, str(error))
         else:
             if asking:
@@ -76,15 +74,15 @@ class _Notes:
         return result
 
     def tuned(self, upstream: Any, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """In place of an autotuner's ``run``: every config that its pruning leaves is described first."""
+        """Replaces an autotuner's ``run``: first describes every config that its pruning leaves."""
         if len(tuner.configs) < 2 or self._tuning or not hasattr(tuner.fn, "run"):
             return upstream(tuner, *args, **kwargs)
         tuning = _Tuning(asking=True)
         self._tuning.append(tuning)
         try:
             for config in pruned(tuner, args, kwargs):
-                # A config's hook sets the blocks of tensor descriptors, so it comes before; what the launch itself
-                # chooses calls its own again.
+                # A config's hook sets the blocks of tensor descriptors, so it runs first; the launch calls its own
+                # hook.
                 with contextlib.suppress(Exception):
                     _launch(tuner, config, args, kwargs)
             tuning.asking = False
@@ -102,20 +100,13 @@ def _launch(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 @contextmanager
-def noted(
-    into: list[Noted],
-    *,
-    run: bool = True,
-    strict: bool = True,
-    then: Callable[[Any, Noted], None] | None = None,
-) -> Iterator[None]:
+def noted(into: list[Noted], *, run: bool = True, then: Callable[[Any, Noted], None] | None = None) -> Iterator[None]:
     """Note every launch; does nothing where Triton was not imported.
 
-    ``run=False`` leaves the kernels out: what they would write stays as it is. ``strict=False`` describes what no other
-    process could find as well, by its name. ``then`` is called after each launch with what it returned, a compiled
-    kernel on a GPU.
+    ``run=False`` leaves the kernels out: what they would write stays as it is. ``then`` is called after each launch
+    with what it returned, a compiled kernel on a GPU.
     """
-    notes = _Notes(into, run, strict, then)
+    notes = _Notes(into, run, then)
     with contextlib.ExitStack() as stack:
         for module, class_, replacement in (
             ("triton.runtime.interpreter", "InterpretedFunction", notes.launched),

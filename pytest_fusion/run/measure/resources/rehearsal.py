@@ -1,14 +1,14 @@
-"""A launcher called where there is no GPU and no interpreter: which kernels it would launch, with which arguments.
+"""Which kernels a launcher launches on a GPU, with which arguments, found without a GPU and without the interpreter.
 
-Tensors lie in host memory and say that they are on a device; kernels are noted and left out. So a launcher takes the
-tiles and the configs that it takes on a GPU, which need not be those that it chooses under the interpreter.
+Tensors are in host memory and pose as on a device; kernels are skipped. So a launcher chooses the tiles and configs of
+a GPU, which may differ from those under the interpreter.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
@@ -16,9 +16,8 @@ import torch
 
 from pytest_fusion.case import blank
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.run.measure.resources.function_places import decode, encode
 from pytest_fusion.run.measure.resources.noting import Noted, noted
-from pytest_fusion.run.measure.resources.specialisation import Json
+from pytest_fusion.run.measure.resources.sent_call import as_text, from_text
 
 READS = "the launcher reads values of tensors, which nothing computed here: on a GPU it may launch other sizes"
 
@@ -28,7 +27,7 @@ _FUNCTIONS = "nonzero unique masked_select bincount repeat_interleave".split()
 
 @contextmanager
 def values_read() -> Iterator[list[str]]:
-    """The names of what reads values, as it is called: scalars taken out, and shapes that depend on values."""
+    """The names of calls that read values: scalars, and shapes that depend on values."""
     read: list[str] = []
     with ExitStack() as stack:
         for owner, names in ((torch.Tensor, _VALUES), (torch, _FUNCTIONS)):
@@ -62,55 +61,39 @@ _FACTORIES = (
     "arange as_tensor empty_permuted empty_strided eye full full_like linspace ones ones_like rand rand_like randint "
     "randint_like randn randn_like randperm scalar_tensor tensor"
 ).split()
-# Uninitialised integers that a launcher reads as sizes could ask for any amount of memory.
+# A launcher that reads uninitialised integers as sizes could allocate any amount of memory.
 _BLANK = "empty empty_like zeros zeros_like".split()
 _METHODS = "new_empty new_empty_strided new_full new_ones new_tensor new_zeros".split()
 
 
-def call_json(function: Any, arguments: Mapping[str, Any], backward: tuple[str, ...]) -> dict[str, Json]:
-    """A call as JSON for :func:`rehearse`: its tensors by their form; ``backward``: the gradients of these too.
-
-    Raises ``NotFoundError`` for a function or a value that cannot be handed to another process.
-    """
-    encoded = {name: encode(value) for name, value in arguments.items()}
-    return {"function": encode(function), "arguments": encoded, "backward": list(backward)}
+def sent(function: Any, arguments: Mapping[str, Any], backward: tuple[str, ...]) -> str:
+    """A call for :func:`rehearse`; ``backward``: the gradients of these too. Raises ``NotSentError``."""
+    return as_text((function, dict(arguments), backward))
 
 
-def rehearse(call: Mapping[str, Any]) -> tuple[list[Noted], str, bool]:
+def rehearse(call: str) -> tuple[list[Noted], str, bool]:
     """The launches of one call, why there may be more (what it raised, empty if nothing), and whether it read values.
 
-    Raises ``NotFoundError`` where the call cannot be made here.
+    None of the kernels runs. Raises ``NotSentError`` where the call cannot be made here.
     """
-    function, arguments = decode(call["function"]), {name: decode(each) for name, each in call["arguments"].items()}
-    backward = tuple(call["backward"])
+    function, arguments, backward = from_text(call)
     for name in backward:
         if isinstance(arguments.get(name), torch.Tensor) and arguments[name].dtype.is_floating_point:
             arguments[name].requires_grad_()
-
-    def run() -> None:
-        result = function(**arguments)
-        if backward:
-            _backward(result, [leaf for leaf in arguments.values() if getattr(leaf, "requires_grad", False)])
-
-    return without_kernels(run, posing_as_device(), strict=False)
-
-
-def without_kernels(
-    call: Callable[[], object], posing: AbstractContextManager[object], *, strict: bool
-) -> tuple[list[Noted], str, bool]:
-    """The launches of one call, none of them run, what it raised, empty if nothing, and whether it read values."""
     launches: list[Noted] = []
     problem = ""
-    with posing, values_read() as read, noted(launches, run=False, strict=strict):
+    with posing_as_device(), values_read() as read, noted(launches, run=False):
         try:
-            call()
+            result = function(**arguments)
+            if backward:
+                _backward(result, [leaf for leaf in arguments.values() if getattr(leaf, "requires_grad", False)])
         except Exception as error:  # noqa: BLE001 - the call goes on without its kernels: it may meet anything
             problem = f"{type(error).__name__}: {error}"
     return launches, problem, bool(read)
 
 
 def _backward(result: Any, leaves: list[torch.Tensor]) -> None:
-    """With upstream gradients of zeros; what comes of it is left, where ``backward`` would copy it into ``.grad``."""
+    """Run backward with zero upstream gradients; ``autograd.grad``, as ``backward`` would copy into ``.grad``."""
     wanted = [output for output in tensors_of(result) if output.requires_grad]
     if wanted and leaves:
         torch.autograd.grad(wanted, leaves, [torch.zeros_like(output) for output in wanted], allow_unused=True)
@@ -118,7 +101,7 @@ def _backward(result: Any, leaves: list[torch.Tensor]) -> None:
 
 @contextmanager
 def posing_as_device() -> Iterator[None]:
-    """Tensors in host memory answer that they are on ``cuda:0``; what is to be made there is made in host memory."""
+    """Host tensors pose as on ``cuda:0``; tensors for that device are made in host memory."""
     device = torch.device("cuda", 0)
     with ExitStack() as stack:
         for name, value in (
@@ -149,7 +132,7 @@ def _on_host(upstream: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _blank(upstream: Callable[..., Any]) -> Callable[..., Any]:
-    """Zeros in place of any factory's values; only the part that is written takes memory."""
+    """Zeros instead of any factory's values: only written pages take memory."""
 
     @functools.wraps(upstream)
     def make(*args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Interpreted kernels as Triton's compiler takes them: a second copy of Triton, for a child that ends with it.
+"""A second copy of Triton that compiles interpreted kernels, for a child that ends with it.
 
-Whether a kernel is interpreted gets decided when it is decorated, and the lane replaces most of ``triton.language``. A
-second import takes 0.2 s and has neither. Kernels are made again for it from their functions, so that closures, and
-kernels without a name in a module, compile as well.
+A kernel's decorator decides whether it is interpreted, and the CPU lane replaces most of ``triton.language``. A second
+import takes 0.2 s and has neither. Its kernels are made again from their functions, so closures and kernels without a
+name in a module compile as well.
 """
 
 from __future__ import annotations
@@ -33,10 +33,7 @@ def _tritons(name: object) -> bool:
 
 @cache
 def second_triton() -> dict[str, ModuleType]:
-    """Triton's modules as they are where nothing is interpreted, by name; ``sys.modules`` has the others.
-
-    Raises what their import raises.
-    """
+    """Triton's modules by name, not interpreting; ``sys.modules`` has the first copy. Raises as their import does."""
     own = {name: module for name, module in sys.modules.items() if _tritons(name)}
     interpret = os.environ.pop("TRITON_INTERPRET", None)
     _forget()
@@ -65,7 +62,7 @@ class Compilable:
         from pytest_fusion.interpreter.bridge import modelled_device
 
         second = second_triton()
-        # What users import from Triton they import from its modules: each object there by its identity.
+        # Users import Triton's objects from these modules: each object's place by its identity.
         self._places = {
             id(value): (module.__name__, name)
             for module in [module for name, module in sys.modules.items() if _tritons(name)]
@@ -73,7 +70,7 @@ class Compilable:
             if not isinstance(value, _PLAIN)
         }
         self._made: dict[int, Any] = {}
-        # An object that is gone could leave its ``id`` to another one.
+        # A freed object's ``id`` could be another's.
         self._seen: list[Any] = []
         self._searched: set[tuple[int, frozenset[str]]] = set()
         os.environ.pop("TRITON_INTERPRET", None)
@@ -82,14 +79,14 @@ class Compilable:
         modelled_device.model_driver(torch)
 
     def of(self, live: Live) -> Live:
-        """The same launch of the kernel that the compiler takes."""
+        """The same launch, of the kernel that the compiler takes."""
         bound = {name: self._again(value) for name, value in live.bound.items()}
         specialised = [(self._again(kind), hint) for kind, hint in live.specialised]
         options = {name: self._again(value) for name, value in live.options.items()}
         return type(live)(self._again(live.kernel), bound, specialised, options)
 
     def _again(self, value: Any) -> Any:
-        """``value``, or what stands for it in the second copy."""
+        """``value``, or its counterpart in the second copy."""
         if isinstance(value, _PLAIN):
             return value
         if id(value) not in self._made:
@@ -108,7 +105,7 @@ class Compilable:
             items = [self._again(item) for item in value]
             return kind(*items) if hasattr(value, "_fields") else tuple(items)
         if not _tritons(kind.__module__) or kind is getattr(sys.modules.get(kind.__module__), kind.__name__, None):
-            return value  # of the second copy, or nothing of Triton's
+            return value  # of the second copy, or not of Triton
         match kind.__name__:
             case "InterpretedFunction" | "ConstexprFunction":
                 return self._function(value)
@@ -137,7 +134,7 @@ class Compilable:
             self._search(variables[name], names)
 
     def _search(self, owner: Any, names: frozenset[str]) -> None:
-        """Replace the attributes with these names of a module or a class that is the user's."""
+        """Replace the attributes with these names in a user's module or class."""
         if (id(owner), names) in self._searched:
             return
         self._searched.add((id(owner), names))

@@ -1,4 +1,4 @@
-"""`Specialisation`: what one launch makes Triton compile, as plain data; and why a sweep of sizes compiles again."""
+"""What one launch makes Triton compile, as plain data; and why a sweep of sizes compiles again."""
 
 from __future__ import annotations
 
@@ -14,20 +14,18 @@ Json = Any
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a function can be found again: ``path`` is dotted, below ``module``; ``file`` and ``line`` define it."""
+    """Where a function is defined."""
 
-    module: str
-    path: str
     file: str
     line: int
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One parameter of a kernel as Triton's own specialiser sees it.
+    """One parameter of a kernel as Triton's specialiser sees it.
 
-    ``type`` is Triton's (``"*fp16"``, ``"i32"``, ``"constexpr"``), ``hint`` what else the compiler may rely on
-    (``"D"``: divisible by 16), ``value`` that of a constant. Arguments that are tuples have lists of each.
+    ``type`` is Triton's (``"*fp16"``, ``"i32"``, ``"constexpr"``), ``hint`` a further guarantee (``"D"``: divisible by
+    16), ``value`` that of a constant. Tuples have lists of each.
     """
 
     name: str
@@ -43,10 +41,7 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Specialisation:
-    """A kernel, its arguments as the compiler sees them, and the compiler's options given to the launch.
-
-    ``globals`` holds the plain module variables that the kernel reads, by name: where they differ, so does the kernel.
-    """
+    """A kernel, its arguments as the compiler sees them, the launch's options, and plain ``globals`` that it reads."""
 
     kernel: str
     place: Place
@@ -59,33 +54,31 @@ class Specialisation:
 
     @classmethod
     def from_json(cls, data: Any) -> Specialisation:
-        """Reads what ``as_json`` made, from another process of this package."""
+        """The specialisation from the JSON of ``as_json``."""
         arguments = tuple(Argument(**argument) for argument in data["arguments"])
         return cls(**{**data, "place": Place(**data["place"]), "arguments": arguments})
 
     def key(self) -> str:
-        """A text that is equal exactly where Triton compiles once."""
+        """A text that is equal exactly if Triton compiles once."""
         return json.dumps(self.as_json(), sort_keys=True)
 
     def parts(self) -> dict[str, tuple[str, Json, Json, Json]]:
-        """The parts of a compilation by name: ``(kind, type, hint, value)`` of each argument and option."""
+        """``(kind, type, hint, value)`` of each argument and option, by name."""
         given = {a.name: ("argument", a.type, a.hint, a.value) for a in self.arguments}
         return given | {name: ("option", "option", None, value) for name, value in self.options.items()}
 
     @property
     def constants(self) -> dict[str, str]:
-        """The compile-time arguments and options in words."""
+        """The compile-time arguments and options as text."""
         given = {a.name: shown(a.value) for a in self.arguments if a.type == "constexpr"}
         return given | {name: shown(value) for name, value in self.options.items()}
 
 
 def shown(value: Json) -> str:
-    """A type or a constant in few words."""
+    """A type or a constant as short text."""
     match value:
         case {"tuple": list(items)} | list(items):
             return f"({', '.join(map(shown, items))})"
-        case {"kernel": {"path": str(path)}}:
-            return path
         case dict() if len(value) == 1:
             return str(next(iter(value.values())))
     return str(value)
@@ -95,10 +88,9 @@ _NOTHING = ("argument", None, None, None)
 
 
 def recompilations(launches: Iterable[Specialisation]) -> list[tuple[str, int]]:
-    """``(reason, how often)`` for every compilation but each kernel's first, most frequent reason first.
+    """``(reason, count)`` of every compilation but each kernel's first, most frequent reason first.
 
-    ``launches`` are those of a sweep, in order. A compilation is explained against the one before it that differs in
-    the fewest arguments and options; where several differ, all are given.
+    ``launches`` are a sweep's, in order. A reason has all differences from the most similar earlier compilation.
     """
     known: dict[tuple[str, str, int], list[Specialisation]] = {}
     seen: set[str] = set()
@@ -152,5 +144,5 @@ def _change(name: str, old: tuple[str, Json, Json, Json], new: tuple[str, Json, 
 
 
 def _ordered(old: Json, new: Json) -> str:
-    """Both in one order, so that going there and back is one reason."""
+    """Both in one order, so that a change and its reverse are one reason."""
     return " or ".join(sorted((shown(old), shown(new)), key=lambda text: (len(text), text)))

@@ -1,4 +1,4 @@
-"""GPUs to compile for, `sm_80` and the like; and `Resources`, what one kernel takes of one of them."""
+"""GPUs to compile for, such as `sm_80`, and the resources that one kernel takes there."""
 
 from __future__ import annotations
 
@@ -13,26 +13,25 @@ from pytest_fusion.spec.wording import did_you_mean
 DEFAULT_TARGETS = ("sm_80", "sm_90", "sm_100")
 
 _WARP = 32
-# CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability"; from 7.0 on each thread has up to
-# 255 registers, handed out to warps in units of 256, four warps at a time (cuda_occupancy.h).
+# CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability". From 7.0 on a thread has up to 255
+# registers, allocated to warps in units of 256, four warps at a time (cuda_occupancy.h).
 _REGISTERS = 65536
 _MOST_REGISTERS = 255
 _REGISTER_UNIT = 256
 _WARP_UNIT = 4
 _MOST_THREADS = 1024
 _KIB = 1024
-# TMEM of compute capability 10.x has 512 columns; Triton refuses a launch that wants more.
+# TMEM of compute capability 10.x has 512 columns; Triton rejects a launch that needs more.
 _TENSOR_COLUMNS = 512
-# From compute capability 9.0 on, the binary declares what the system reserves of a block's shared memory as static.
+# From compute capability 9.0 on, a binary's static shared memory includes the system's reserved part.
 _DECLARES_RESERVED = 9
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A compute capability and its limits. Sizes are in bytes; ``multiprocessors`` are those of ``device``.
+    """A compute capability and its limits, in bytes; ``multiprocessors`` are those of ``device``.
 
-    ``shared`` is what one multiprocessor has, ``shared_per_block`` the most that one block may ask for, and
-    ``shared_reserved`` what the system takes of each block's.
+    ``shared`` is a multiprocessor's, ``shared_per_block`` a block's most, ``shared_reserved`` the system's part of it.
     """
 
     name: str
@@ -47,7 +46,7 @@ class Target:
 
     @property
     def capability(self) -> int:
-        """``90`` for compute capability 9.0, as Triton counts."""
+        """``90`` for compute capability 9.0, as in Triton."""
         return self.major * 10 + self.minor
 
     @property
@@ -55,12 +54,12 @@ class Target:
         return self.shared - self.shared_reserved
 
     def static(self, declared: int) -> int:
-        """The static shared memory of a kernel whose binary declares so much, the system's part of it included."""
+        """The static shared memory of a kernel whose binary declares ``declared`` bytes."""
         return max(0, declared - self.shared_reserved) if self.major >= _DECLARES_RESERVED else declared
 
     @property
     def tensor_columns(self) -> int:
-        """Columns of tensor memory that a block may have; 0 where there is none."""
+        """Columns of tensor memory of a block; 0 if there is none."""
         return _TENSOR_COLUMNS if self.major == 10 else 0
 
 
@@ -88,7 +87,7 @@ TARGETS: dict[str, Target] = {
 
 @dataclass(frozen=True, slots=True)
 class Occupancy:
-    """How many warps of a kernel a multiprocessor can hold at once, of how many, and what there is too little of."""
+    """The warps of a kernel that fit on a multiprocessor at once, the most possible, and the limiting resource."""
 
     warps: int
     most: int
@@ -100,10 +99,10 @@ class Occupancy:
 
 
 def parse_targets(text: str) -> tuple[Target, ...]:
-    """``"sm_80, sm_90"`` as targets, each once. Raises ``FusionError`` for a name that is none of ``TARGETS``."""
+    """``"sm_80, sm_90"`` as targets, each once. Raises ``FusionError`` for a name not in ``TARGETS``."""
     found: dict[str, Target] = {}
     for word in filter(None, re.split(r"[\s,]+", text)):
-        # Architecture-specific features are what Triton compiles for anyway.
+        # Triton always compiles for architecture-specific features.
         name = word.lower().removesuffix("a")
         if name not in TARGETS:
             raise FusionError(f"--fusion-targets {word!r} is no target{did_you_mean(name, TARGETS)}")
@@ -116,7 +115,7 @@ def parse_targets(text: str) -> tuple[Target, ...]:
 def occupancy(target: Target, *, warps: int, registers: int, shared: int) -> Occupancy:
     """Theoretical occupancy of blocks of ``warps`` warps: ``registers`` a thread, ``shared`` bytes a block.
 
-    ``shared`` is without what the system reserves. A kernel that does not fit at all has 0 warps.
+    ``shared`` excludes the system's part. A kernel that does not fit has 0 warps.
     """
     unit = _KIB // 8 if target.major >= 8 else _KIB // 4
     held = -(-(shared + target.shared_reserved) // unit) * unit
@@ -141,10 +140,9 @@ Status = Literal["compiled", "refused", "unknown"]
 class Resources:
     """One kernel, as one target's compiler sees it.
 
-    ``status`` is ``"compiled"``, ``"refused"`` (it cannot run there: ``reason`` says why, ``line`` is the line of
-    ``file`` where it has one) or ``"unknown"`` (nothing was found out: ``reason``). Registers and ``local_bytes``
-    (spills, and arrays that are indexed) are those of a thread, shared memory, in bytes, that of a block. ``seconds``
-    is what compiling took, ``None`` where the result came from Triton's cache.
+    ``status`` is ``"compiled"``, ``"refused"`` (it cannot run there, for ``reason``, at ``line`` of ``file`` if known)
+    or ``"unknown"`` (for ``reason``). Registers and ``local_bytes`` (spills and indexed arrays) are per thread, shared
+    memory, in bytes, per block. ``seconds`` is the compile time, ``None`` for a result from Triton's cache.
     """
 
     kernel: str
@@ -163,8 +161,6 @@ class Resources:
     constants: dict[str, str] = field(default_factory=dict)
     occupancy: Occupancy | None = None
     seconds: float | None = None
-    # Refused because a launch would ask for more than the target has, which another tile would not.
-    exceeds: bool = False
     # How a GPU's own choice may differ from what was compiled.
     note: str = ""
 
@@ -176,15 +172,15 @@ class Resources:
         held = data.get("occupancy")
         return cls(**{**data, "occupancy": Occupancy(**held) if held is not None else None})
 
-    def doubted(self, reason: str, *, only_excess: bool = False) -> Resources:
+    def doubted(self, reason: str) -> Resources:
         """The record where a GPU may launch something else: not a refusal then, and ``reason`` is why."""
-        if self.status != "refused" or (only_excess and not self.exceeds):
+        if self.status != "refused":
             return self
         return replace(self, status="unknown", reason=f"{reason} ({self.reason})")
 
     @property
     def spills(self) -> bool:
-        """Whether values leave the registers: local memory that is written, not an array that the kernel declared."""
+        """Whether values leave the registers: local memory is written, and is not a declared array."""
         return self.local_bytes > 0 and self.instructions.get("spill_stores", 1) > 0
 
     @property
@@ -204,7 +200,7 @@ class Resources:
 
 
 def excess(target: Target, *, registers: int, shared: int, warps: int, tensor_columns: int) -> str:
-    """In words, what a kernel needs beyond the resources of a block of ``target``; empty where it fits."""
+    """The resources that a kernel needs beyond those of a block of ``target``, as text; empty if it fits."""
     if shared > target.shared_per_block:
         return (
             f"it takes {shared} bytes of shared memory, a block on {target.name} has {target.shared_per_block}: no "
@@ -225,10 +221,7 @@ def excess(target: Target, *, registers: int, shared: int, warps: int, tensor_co
 
 
 def figures(found: Iterable[Resources]) -> dict[str, int]:
-    """Every exact figure of what compiled, by ``target/kernel/name``; a kernel's second specialisation is ``kernel#2``.
-
-    Numbers follow the order of ``found``, which is that of first launch.
-    """
+    """Every exact figure by ``target/kernel/name``; ``kernel#2`` is a second specialisation, by first launch."""
     flat: dict[str, int] = {}
     seen: dict[tuple[str, str], int] = {}
     for one in found:

@@ -1,6 +1,6 @@
-"""A GPU to oneself while something is timed on it: the workers of a run otherwise share it.
+"""Exclusive use of a GPU while something is timed on it; otherwise the workers of a run share it.
 
-Three workers that fuzzed beside a timed case made its interval six times as wide as alone, on an H200.
+On an H200, three workers that fuzzed beside a timed case made its interval six times as wide.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import torch
 
 @contextlib.contextmanager
 def alone(what: torch.device | str) -> Iterator[None]:
-    """Neither what runs ``beside`` nor what else is timed is on the GPU meanwhile; whoever comes later waits.
+    """Wait until no work ``beside`` and no other timing runs on the GPU; later ones wait for this body.
 
-    A name instead of a device stands for something else that one process of a user has at a time.
+    A name instead of a device stands for another resource that one process of a user has at a time.
     """
     with _held(what if isinstance(what, str) else _gpu(what), shared=False):
         yield
@@ -26,7 +26,7 @@ def alone(what: torch.device | str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def beside(device: torch.device) -> Iterator[None]:
-    """Work that others may share the GPU with, but for what is timed ``alone``. Nothing on a CPU."""
+    """Share the GPU in the body with all but ``alone``. Does nothing on a CPU."""
     if device.type != "cuda":
         yield
         return
@@ -36,7 +36,7 @@ def beside(device: torch.device) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _held(name: str, *, shared: bool) -> Iterator[None]:
-    """Through a door that whoever waits to be alone keeps shut: else workers that share would never let it in."""
+    """Lock the file ``name`` behind a second lock: otherwise workers that share would never let an exclusive one in."""
     try:
         import fcntl
     except ImportError:  # no Unix, so no forked workers either
@@ -51,11 +51,11 @@ def _held(name: str, *, shared: bool) -> Iterator[None]:
         try:
             yield
         finally:
-            fcntl.flock(room, fcntl.LOCK_UN)  # closing would leave it to children that inherited the file
+            fcntl.flock(room, fcntl.LOCK_UN)  # closing would leave the lock to children that inherited the file
 
 
 def _gpu(device: torch.device) -> str:
-    """The name by which processes of one environment know this GPU, whether or not they have begun to use it."""
+    """A name of this GPU that processes of one environment share, whether or not they use it yet."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     index = device.index or 0
     names = visible.split(",") if visible else []

@@ -1,8 +1,8 @@
 """Calls over copies of their inputs as one CUDA graph, replayed between two events; or events around plain calls.
 
-A graph has no host in it: what is timed is the device. Everything comes from references saved at import (``genuine``).
-Work on a stream that leaves the captured one and does not join it makes the capture fail; work on a stream that never
-waited for it is in no graph, which shows where launches are counted by two methods.
+A graph excludes the host: it times the device. All functions are references saved at import (`pristine`). Work on a
+stream that leaves the captured one and does not join it makes the capture fail. No graph has the work of a stream that
+never waits for the captured one; two methods of counting launches detect that.
 """
 
 from __future__ import annotations
@@ -22,24 +22,22 @@ from pytest_fusion.run.measure.traffic import bytes_of
 from pytest_fusion.run.memory.region import distinct
 from pytest_fusion.spec.wording import brief
 
-# In units of the last-level cache: what is touched between two calls on the same copy.
+# Bytes touched between two calls on the same copy, in units of the last-level cache.
 COLD = 5
-# A sample holds at least so many calls, because a timer's own microsecond must not count, and at most so many, because
-# capturing each takes time.
+# Calls of a sample: enough that a timer's microsecond does not count, and few, because capturing each takes time.
 FEWEST, MOST = 10, 300
 
 
 def copies_needed(touched: int, cache: int) -> int:
-    """How many copies of what a call touches (bytes) fill ``COLD`` caches; within ``FEWEST`` to ``MOST``."""
+    """How many copies of ``touched`` bytes fill ``COLD`` caches; within ``FEWEST`` to ``MOST``."""
     return min(MOST, max(FEWEST, math.ceil(COLD * cache / max(touched, 1))))
 
 
 def rotated(logical: Mapping[str, Any], count: int, room: int) -> tuple[list[dict[str, Any]], bool]:
-    """``count`` sets of arguments in tensors of their own; fewer where they would take more than ``room`` bytes.
+    """``count`` sets of arguments in own tensors, and whether there are so many; fewer if they exceed ``room`` bytes.
 
-    The second result says whether the sets are as many as asked for; else the calls share some, and are warmer.
-    All lie in one piece of memory for each device, because where they lie shows: eight times anew on an H200, ten
-    copies of 33 MB made each for itself were read in 18.4 to 19.2 us, those in one piece in 18.8 to 18.9.
+    Calls that share a set are warmer. All sets of a device share one piece of memory, as their addresses matter: eight
+    times anew on an H200, ten separate copies of 33 MB took 18.4 to 19.2 us to read, those in one piece 18.8 to 18.9.
     """
     own = tensors_of(logical)
     size = max(1, bytes_of(own))
@@ -55,7 +53,7 @@ def rotated(logical: Mapping[str, Any], count: int, room: int) -> tuple[list[dic
     return [sets[i % made_sets] for i in range(count)], made_sets == count
 
 
-# What torch's caching allocator aligns to.
+# The alignment of torch's caching allocator.
 _ALIGNMENT = 512
 
 
@@ -67,10 +65,7 @@ class _Piece:
         self._at = 0
 
     def twin(self, t: torch.Tensor) -> torch.Tensor:
-        """A copy with the strides of ``t``, since another layout is another case; without them where elements overlap.
-
-        Its storage is its own and holds nothing else.
-        """
+        """A copy in a storage of its own, with the strides of ``t``; without them if elements overlap."""
         if t.layout is not torch.strided or not t.numel():
             return t.clone()
         strides, extent = _laid(t)
@@ -86,7 +81,7 @@ def twin(t: torch.Tensor) -> torch.Tensor:
 
 
 def _laid(t: torch.Tensor) -> tuple[tuple[int, ...], int]:
-    """The strides of a copy, and the bytes that it reaches over."""
+    """The strides of a copy, and its extent in bytes."""
     strides = t.stride()
     if t.is_contiguous() or not distinct(t.shape, strides):
         strides = torch.empty(t.shape, device="meta").stride()
@@ -101,30 +96,29 @@ def _room(t: torch.Tensor) -> int:
 
 
 _MS = 1e-3
-# As they were before any kernel was imported.
+# Saved before any kernel is imported.
 _EVENT, _RECORD, _ELAPSED = torch.cuda.Event, torch.cuda.Event.record, torch.cuda.Event.elapsed_time
 
 
 @dataclass(slots=True)
 class Replayed:
-    """A batch of calls that can be run again. ``timer`` is ``"graph"`` or, with the reason ``why``, ``"events"``."""
+    """A repeatable batch of calls. ``timer`` is ``"graph"`` or, for the reason ``why``, ``"events"``."""
 
     timer: Literal["graph", "events"]
     calls: int
     why: str
     _run: Callable[[], None]
     _device: torch.device
-    # What the graph's memory belongs to: freed outputs would be handed to the next call, still in the cache, and freed
-    # inputs are unmapped when the next capture empties torch's cache.
+    # Owners of the graph's memory. The next call would reuse freed outputs, still in the cache; the next capture
+    # empties torch's cache and unmaps freed inputs.
     _held: list[Any]
 
     def seconds(self) -> float:
         """Device seconds a call, over one run of the batch; waits for it.
 
-        A graph runs once before, untimed: what ran last had other memory, and a device that was idle begins late. The
-        last calls of that run are far from the first ones in memory, which stay cold. Calls outside of a graph may
-        leave work on streams that the events know nothing of: there all of the device's work counts, by the host's
-        clock.
+        A graph first runs once untimed: the previous run used other memory, and an idle device begins late. The last
+        calls of that run are far from the first in memory, which stay cold. Calls outside a graph may leave work on
+        streams without events: there the host's clock times all of the device's work.
         """
         begun = pristine.perf_counter()
         start, end = (_EVENT(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -142,9 +136,9 @@ class Replayed:
 def replayed(
     function: Callable[..., Any], sets: Sequence[Mapping[str, Any]], device: torch.device, *, plain: str = ""
 ) -> Replayed:
-    """``function(**set)`` for each set, in order, as something to time. Raises what the function raises outside.
+    """``function(**set)`` for each set, in order, to be timed. Raises what the function raises outside of a capture.
 
-    ``plain`` says why a graph would not have all of its work (see ``counting.count``): then it is called as it is.
+    ``plain``: why a graph would lack some of its work (see ``launches.count``); then it is called without one.
     """
 
     def call(turn: int) -> list[Any]:

@@ -1,7 +1,7 @@
 """Two things timed against each other: blocks of interleaved pairs in random order, after both are warm.
 
-A rank test on runs one after the other calls 47 of 100 unchanged kernels slower, because a machine's clock drifts; the
-members of a pair share that clock.
+A rank test on consecutive runs finds 47 of 100 unchanged kernels slower, because a machine's clock drifts; the members
+of a pair share that clock.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pytest_fusion.run.pristine import perf_counter
 PAIRS = 5
 FEWEST_BLOCKS = 10
 MOST_BLOCKS = 80
-# Two medians of so many samples that agree to so much: the clock has settled.
+# Two medians of so many samples that agree to this share: the clock is stable.
 _WINDOW, _STEADY = 16, 0.01
 _WARM_S, _WARM_MOST_S = 0.05, 1.0
 
 
 class Timed(Protocol):
-    """A measurement that can be repeated and returns how long one call took."""
+    """A repeatable measurement of how long one call takes."""
 
     def seconds(self) -> float:
-        """One sample: device seconds a call, averaged over the calls that a sample holds."""
+        """One sample: device seconds a call, averaged over the calls of a sample."""
         ...
 
 
@@ -41,7 +41,7 @@ class Blocks:
 
 
 def warmed(things: Sequence[Timed], *, most_s: float = _WARM_MOST_S) -> bool:
-    """Run all in turn until each one's last two medians agree; false where they do not within ``most_s``."""
+    """Run all in turn until each one's last two medians agree; false if that takes over ``most_s``."""
     begun = perf_counter()
     seen: list[list[float]] = [[] for _ in things]
     while True:
@@ -69,9 +69,9 @@ def paired(
     budget_s: float,
     seed: int = 0,
 ) -> Blocks:
-    """Blocks of ``PAIRS`` pairs until ``enough`` of them are there, ``MOST_BLOCKS``, or the budget is spent.
+    """Blocks of ``PAIRS`` pairs until there are ``enough`` or ``MOST_BLOCKS``, or the budget is spent.
 
-    ``enough`` is called after 10, 20, 40 blocks: what looks more often finds a difference by chance more often.
+    Calls ``enough`` after 10, 20, 40 blocks: more looks find more differences by chance.
     """
     draw = random.Random(seed)
     warm = warmed((candidate, control))
@@ -100,15 +100,15 @@ def _pair(candidate: Timed, control: Timed, first: bool) -> tuple[float, float]:
     return candidate.seconds(), theirs
 
 
-# A sample lasts at least so long: reading the clock takes some 50 ns, which must not count.
+# The least seconds of a sample: reading the clock takes some 50 ns, which must not count.
 SHORTEST_S = 1e-4
-# The clock may stand still in a test's hands; a batch grows no further.
+# A test's clock may stand still; a batch grows no further.
 _MOST = 1 << 20
 
 
 @dataclass(slots=True)
 class HostTimed:
-    """A batch of ``calls`` that can be run again; ``timer`` names what timed it."""
+    """A repeatable batch of ``calls``; ``timer`` names the clock."""
 
     calls: int
     _call: Callable[[], Any]
@@ -120,7 +120,7 @@ class HostTimed:
 
 
 def host_timed(call: Callable[[], Any]) -> HostTimed:
-    """``call`` as something to time, in batches of ``SHORTEST_S`` or more. Raises what it raises."""
+    """``call`` to be timed, in batches of ``SHORTEST_S`` or more. Raises what it raises."""
     calls = 1
     call()
     while _batch(call, calls) < SHORTEST_S and calls < _MOST:

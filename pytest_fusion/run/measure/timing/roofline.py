@@ -1,4 +1,4 @@
-"""What the device did within a call, and which bound of the device a faster kernel would have to use better."""
+"""The device's activities within a call, and the resource that bounds a faster kernel."""
 
 from __future__ import annotations
 
@@ -7,10 +7,7 @@ from typing import Literal, NamedTuple
 
 
 class Activity(NamedTuple):
-    """Its name and ``kind`` (``"kernel"``, ``"memcpy"``, ``"memset"``), and when, in seconds.
-
-    ``start`` counts from the beginning of the first one of the call.
-    """
+    """An activity of kind ``"kernel"``, ``"memcpy"`` or ``"memset"``; ``start``: seconds after the call's first one."""
 
     name: str
     kind: str
@@ -30,16 +27,13 @@ def busy(timeline: Iterable[Activity]) -> float:
 
 Bound = Literal["memory", "compute", "launch"]
 
-# Of the time from a call's first activity to its last, the part in which the device must work: eager chains of ten
-# small kernels leave it idle for half of that time, one kernel for none.
+# The device must work for this share of the time from first to last activity: eager chains of ten small kernels leave
+# it idle for half of that time, one kernel for none.
 _BUSY = 0.7
 
 
 def share(work: float | None, seconds: float | None, ceiling: float | None) -> float | None:
-    """``work`` (bytes or operations) in ``seconds`` as a share of ``ceiling`` (the same a second).
-
-    Above 1 where data came from a cache; ``None`` where one of them is not known, or there was no work.
-    """
+    """``work`` (bytes, operations) a second over ``ceiling``; over 1 from a cache; ``None`` without one of them."""
     if not work or not seconds or not ceiling:
         return None
     return work / seconds / ceiling
@@ -55,11 +49,10 @@ def bound(
     span_s: float | None,
     busy_s: float | None,
 ) -> Bound | None:
-    """The resource that a faster kernel would have to use better.
+    """The resource that a faster kernel would have to use better; ``None`` if the measurements do not suffice.
 
-    ``"launch"``: the host takes longer to ask for the call than the device to make it, or the device is idle for more
-    than three tenths of it. Else whichever of moving and computing takes longer at the ceilings. ``None`` where
-    what is needed to tell was not measured.
+    ``"launch"``: the host takes longer to launch the call than the device to run it, or the device is idle for over
+    three tenths of it. Else moving or computing, whichever takes longer at the ceilings.
     """
     if host_s is not None and span_s is not None and host_s > span_s:
         return "launch"

@@ -1,4 +1,4 @@
-"""`Again`: one test run once more, in a process of its own under a tool of NVIDIA's."""
+"""Runs one test once more, in a process of its own under one of NVIDIA's tools."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pytest_fusion.run.process.supervisor import kill_group, last_line
 
-# Files that a project's own settings name are those of the run that this one is part of.
+# Report files in a project's settings belong to the outer run.
 _FILES = ("fusion-json", "fusion-report", "junit-xml")
 _TOOLKITS = ("/usr/local/cuda", "/opt/cuda")
 
@@ -35,19 +35,19 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A process that ended: its exit status and what it printed on both streams."""
+    """The exit status of a process and its output on both streams."""
 
     code: int
     output: str
 
     @property
     def last_line(self) -> str:
-        """The last line that is not empty, cut at 200 characters."""
+        """The last non-empty line, cut at 200 characters."""
         return (last_line(self.output) or "no output")[:200]
 
 
 def installed(name: str, below: Sequence[str], environment: Mapping[str, str], more: Sequence[Path] = ()) -> str | None:
-    """The path of a tool: on PATH, ``below`` a CUDA toolkit, or one of ``more``; ``None`` where there is none."""
+    """The path of a tool: on PATH, ``below`` a CUDA toolkit, or one of ``more``; ``None`` if there is none."""
     if (found := shutil.which(name, path=environment.get("PATH"))) is not None:
         return found
     homes = [*filter(None, map(environment.get, ("CUDA_HOME", "CUDA_PATH"))), *_TOOLKITS]
@@ -64,10 +64,10 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def ended(command: Sequence[str], *, start: Path, env: Mapping[str, str], seconds: float) -> Ended:
-    """Run ``command`` in the folder ``start`` to its end.
+    """The end of ``command``, run in the folder ``start``.
 
-    Raises ``OSError`` where it cannot be started and ``subprocess.TimeoutExpired`` after ``seconds``; whatever it
-    started ends with it then, since a kernel that hangs would keep the GPU.
+    Raises ``OSError`` if it cannot start, ``subprocess.TimeoutExpired`` after ``seconds``, killing all that it started:
+    a hanging kernel would occupy the GPU.
     """
     process = subprocess.Popen(
         command,

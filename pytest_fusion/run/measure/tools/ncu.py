@@ -1,4 +1,4 @@
-"""NVIDIA's Nsight Compute (``ncu``): where it is, how it is called, and how its output on each kernel is read."""
+"""NVIDIA's Nsight Compute (``ncu``): its path, its command line, and its output on each kernel."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ _SECONDS = {
     for scale, units in ((1e-9, "ns nsecond"), (1e-6, "us usecond"), (1e-3, "ms msecond"), (1.0, "s second"))
     for unit in units.split()
 }
-# What ncu is asked for: the field that holds it, and the units that it may come in. The tensor pipe's instructions
-# alone mislead: on an H200 a softmax without any product has five for each warp.
+# ncu's metrics: the field of each and its possible units. The tensor pipe's instructions alone mislead: on an H200 a
+# softmax without products has five for each warp.
 METRICS: dict[str, tuple[str, Mapping[str, float]]] = {
     "dram__bytes_read.sum": ("dram_read_bytes", _BYTES),
     "dram__bytes_write.sum": ("dram_written_bytes", _BYTES),
@@ -50,16 +50,15 @@ _OWN, _ERROR = "==", "==ERROR=="
 
 
 class UnreadableError(Exception):
-    """A line of ncu's output that is not what this version knows."""
+    """A line of ncu's output has an unknown form."""
 
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """One launch of a kernel as the hardware counted it; ``None`` is what this GPU does not count.
+    """One launch of a kernel as the hardware counts it; ``None`` is what this GPU does not count.
 
-    Bytes between the last cache and the memory, seconds, ``occupancy`` as the share of the most warps that a
-    multiprocessor holds, averaged over the cycles in which it had any, ``tensor_share`` as the share of those cycles in
-    which its tensor pipe was at work.
+    Bytes between the last cache and memory; seconds; ``occupancy``: the share of a multiprocessor's possible warps,
+    averaged over its active cycles; ``tensor_share``: the share of these cycles in which its tensor pipe works.
     """
 
     kernel: str
@@ -75,16 +74,16 @@ class Profiled:
 
 
 def find(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The path of ncu, on PATH, in a CUDA toolkit, or in its own packages' folder; ``None`` where there is none."""
+    """The path of ncu, on PATH, in a CUDA toolkit, or in its own packages' folder; ``None`` if there is none."""
     packages = sorted(Path(_PACKAGES).glob("*/ncu"), reverse=True)
     return installed("ncu", ("bin/ncu",), environment, packages)
 
 
 def command(executable: str, log: Path, metrics: Sequence[str], program: Sequence[str]) -> list[str]:
-    """The command line of ncu on a program: its own output goes to ``log``, since the program prints too.
+    """The command line of ncu on a program; ncu writes to ``log``, as the program prints too.
 
-    Clocks are left alone, as other work on the GPU is timed by them; the caches are emptied before each kernel, which
-    is ncu's habit. Kernels count between the program's calls of cudaProfilerStart and cudaProfilerStop.
+    It leaves the clocks alone, because they time other work on the GPU. ncu empties the caches before each kernel.
+    Kernels count between cudaProfilerStart and cudaProfilerStop.
     """
     options = ["--csv", "--clock-control", "none", "--target-processes", "all", "--replay-mode", "kernel"]
     options += ["--profile-from-start", "off", "--print-units", "base", "--log-file", str(log)]
@@ -92,7 +91,7 @@ def command(executable: str, log: Path, metrics: Sequence[str], program: Sequenc
 
 
 def parse(output: str) -> list[Profiled]:
-    """The launches of ncu's CSV, in order; none where it has no table. Raises ``UnreadableError``."""
+    """The launches of ncu's CSV, in order; none without a table. Raises ``UnreadableError``."""
     found: dict[int, dict[str, Any]] = {}
     for row in _rows(output):
         number = row["ID"]
@@ -106,23 +105,23 @@ def parse(output: str) -> list[Profiled]:
 
 
 def lacking(output: str, metrics: Sequence[str]) -> list[str]:
-    """Those of ``metrics`` that ncu complains about by name: a GPU need not have each."""
+    """The ``metrics`` that ncu complains about by name: a GPU may lack some."""
     complaints = [line for line in output.splitlines() if line.startswith((_ERROR, "==WARNING=="))]
     return [name for name in metrics if any(name.partition(".")[0] in line for line in complaints)]
 
 
 def problem(output: str) -> str:
-    """Why ncu profiled nothing, in its words or better ones; empty where it gives no reason."""
+    """Why ncu profiled nothing, in its words or better ones; empty if it gives no reason."""
     if _FORBIDDEN in output:
         return _PERMISSION
     errors = [line.removeprefix(_ERROR).strip() for line in output.splitlines() if line.startswith(_ERROR)]
-    # That the program failed, the program says better.
+    # The program itself reports its failure better.
     errors = [line for line in errors if not line.startswith("The application returned")]
     return f"ncu says: {errors[0][:200]}" if errors else ""
 
 
 def _rows(output: str) -> Iterator[dict[str, str]]:
-    """The table's rows by column; a report of several processes may repeat its head."""
+    """The table's rows by column; a report of several processes may repeat its header."""
     header: list[str] | None = None
     for line in output.splitlines():
         if not line.strip() or line.startswith(_OWN):
@@ -148,6 +147,6 @@ def _value(name: str, text: str, unit: str, units: Mapping[str, float]) -> int |
     if name not in _WHOLE:
         return number * units[unit]
     if units[unit] == 1.0 and not number.is_integer():
-        # A point that parts thousands, as some languages write them.
+        # In some locales a point separates thousands.
         raise UnreadableError(f"{name} is {text!r}, and a whole number is needed")
     return round(number * units[unit])

@@ -1,7 +1,7 @@
-"""NVIDIA's compute-sanitizer: where it is, how it is called, and how its output is read.
+"""NVIDIA's compute-sanitizer: its path, its command line, and its output.
 
-The formats are those of its documentation (12.x: ``at kernel(int *)+0x70 in file.cu:6``, 11.x: ``at 0x70 in
-file.cu:6:kernel(int *)``), read by their form: a report is a line behind ``=========`` and the indented ones below it.
+A report is a line after ``=========`` and the indented ones below it, in its documented formats (12.x: ``at kernel(int
+*)+0x70 in file.cu:6``, 11.x: ``at 0x70 in file.cu:6:kernel(int *)``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ INSTALL = (
     "compute-sanitizer was not found: it comes with the CUDA toolkit (Debian and Ubuntu: cuda-sanitizer-<version>, "
     "conda: cuda-sanitizer-api); put it on PATH, or set CUDA_HOME"
 )
-# Printed by the sanitized process before each case, so that a report can be given to one.
+# The sanitized process prints it before each case, to assign reports to cases.
 MARK = "#pytest-fusion-case"
 
 _BELOW = ("bin/compute-sanitizer", "compute-sanitizer/compute-sanitizer")
@@ -30,7 +30,7 @@ _THREAD = re.compile(r"by thread \((?P<thread>[\d,]+)\) in block \((?P<block>[\d
 _RACE = re.compile(
     r"^(?:(?P<level>\w+): )?(?P<what>Race reported between (?P<access>\w+) access) (?P<at>at .+)$", re.IGNORECASE
 )
-# Kernels of torch and of libraries, by the namespaces that stand in their names.
+# Kernels of torch and of libraries, by the namespaces in their names.
 _LIBRARIES = re.compile(
     r"\b(at|c10|cub|thrust|cutlass|cudnn|cublas\w*|nccl\w*)(::|_|<)|^(sm\d+_|ampere_|volta_|turing_)"
 )
@@ -38,9 +38,9 @@ _LIBRARIES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One report: the tool, its words, and the line of the kernel where it has one (``line`` 0 otherwise).
+    """One report: the tool, its words, and the line of the kernel (``line`` 0 if unknown).
 
-    ``case`` counts from 0 in the order in which cases ran, -1 before the first. ``mild``: the tool calls it a warning.
+    ``case`` counts from 0 in the order of cases, -1 before the first. ``mild``: the tool calls it a warning.
     """
 
     tool: str
@@ -56,12 +56,12 @@ class Report:
 
     @property
     def own(self) -> bool:
-        """Whether the kernel may be the candidate's: torch's own and libraries' are not."""
+        """Whether the kernel may be the candidate's: those of torch and libraries are not."""
         return bool(self.kernel) and _LIBRARIES.search(self.kernel) is None
 
     @property
     def where(self) -> str:
-        """Kernel and line in words."""
+        """Kernel and line as text."""
         return self.kernel + (f" at {Path(self.file).name}:{self.line}" if self.line else "")
 
     def __str__(self) -> str:
@@ -71,17 +71,17 @@ class Report:
 
 
 def find(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The path of compute-sanitizer, on PATH or in a CUDA toolkit; ``None`` where there is none."""
+    """The path of compute-sanitizer, on PATH or in a CUDA toolkit; ``None`` if there is none."""
     return installed("compute-sanitizer", _BELOW, environment)
 
 
 def command(executable: str, tool: str, program: Sequence[str]) -> list[str]:
-    """The call of one tool on a program and on the processes that it starts."""
+    """The command line of one tool on a program and its child processes."""
     return [executable, "--tool", tool, "--target-processes", "all", "--print-limit", "100", *program]
 
 
 def parse(tool: str, output: str) -> list[Report]:
-    """The reports in a tool's output, in order, each distinct place once; anything else in it is ignored."""
+    """The reports in a tool's output, in order, each distinct place once; ignores anything else."""
     found: dict[tuple[str, ...], Report] = {}
     head, below, case = "", list[str](), -1
 
@@ -108,7 +108,7 @@ def parse(tool: str, output: str) -> list[Report]:
 
 
 def _report(tool: str, head: str, below: Iterable[str]) -> Report | None:
-    """A report, or ``None`` where the lines are none: banners, summaries, errors of API calls, notes of the tool."""
+    """A report, or ``None`` for banners, summaries, errors of API calls and notes of the tool."""
     race = _RACE.match(head)
     if race is not None:
         report = _located(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -11,10 +12,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from pytest_fusion import interpreter
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.measure.resources.kernel_resources import (
-    INTERPRETED,
     NO_KERNEL,
     Report,
     recompilations_of,
@@ -35,7 +34,7 @@ SWEEP = [{"n": n, "dtype": torch.float32} for n in (32, 64, 33, 35, 1, 48)]
 
 
 def nameless(launcher: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The launcher without a name, so that it is called here."""
+    """The launcher without a name, as a closure."""
 
     def launch(a: torch.Tensor) -> torch.Tensor:
         return launcher(a)
@@ -170,14 +169,13 @@ def test_a_tile_taken_from_values_accuses_nobody() -> None:
         assert READS in report.problem
 
 
-@pytest.mark.skipif(not interpreter.installed(), reason="needs the interpreter")
-def test_too_large_a_tile_under_the_interpreter_accuses_nobody() -> None:
-    """A launcher called here may have chosen it for the interpreter: unknown, with what it would take."""
-    kernel = _reports("wide here")["sm_80"].kernels[0]
+def test_a_closure_is_called_as_its_launcher_is() -> None:
+    """One that has no name in a module gets the tiles of a GPU too, and is refused where they do not fit."""
+    old, new = _reports("wide here")["sm_80"].kernels[0], _reports("wide here")["sm_90"].kernels[0]
 
-    assert kernel.status == "unknown"
-    assert INTERPRETED in kernel.reason
-    assert "172032 bytes of shared memory" in kernel.reason
+    assert (old.status, new.status) == ("refused", "compiled")
+    assert "172032" in old.reason or "196608" in old.reason
+    assert new.note == ""
 
 
 def test_recompilations_are_told_with_their_reasons() -> None:
@@ -193,32 +191,35 @@ def test_a_kernel_that_does_not_specialise_is_compiled_once() -> None:
     assert recompilations_of(_all()["steady"]) == []
 
 
-@pytest.mark.skipif(not interpreter.installed(), reason="needs the interpreter")
-@pytest.mark.parametrize("name", ["nameless launcher", "named elsewhere"])
-def test_a_launcher_without_a_name_is_called_here(name: str) -> None:
-    """Its kernels, found by name or by the variable that holds them, are compiled as launched here, which is noted."""
+@pytest.mark.parametrize("name", ["nameless launcher", "named elsewhere", "nameless kernel"])
+def test_what_has_no_name_is_compiled_too(name: str) -> None:
+    """Closures, kernels that another variable names, and those that nothing names."""
     for report in _reports(name).values():
         (kernel,) = report.kernels
-        assert kernel.status == "compiled"
-        assert INTERPRETED in kernel.note
+        assert (kernel.status, kernel.note, report.problem) == ("compiled", "", "")
+        assert report.figures
 
 
-@pytest.mark.skipif(not interpreter.installed(), reason="needs the interpreter")
-def test_a_kernel_that_cannot_be_found_elsewhere_is_unknown() -> None:
-    """A kernel made inside of a function has no resources, and the reason says what helps."""
-    for report in _reports("nameless kernel").values():
-        (kernel,) = report.kernels
-        assert kernel.status == "unknown"
-        assert "top level of a module" in kernel.reason
-        assert report.figures == {}
+def test_a_kernel_reads_the_constants_of_a_gpu() -> None:
+    """What a module chooses by whether it is interpreted is chosen anew: three rounds, and two in the test."""
+    kernels = [one.kernels[0] for one in _reports("other globals").values()]
+    assert [kernel.status for kernel in kernels] == ["compiled", "compiled"]
+    assert {launch.globals["ROUNDS"] for one in _reports("other globals").values() for launch in one.launches} == {3}
 
 
-@pytest.mark.skipif(not interpreter.installed(), reason="needs the interpreter")
-def test_a_kernel_that_reads_another_constant_when_imported_is_unknown() -> None:
-    """What would be compiled is not what was launched: the name and both values are told."""
-    for report in _reports("other globals").values():
-        assert report.kernels[0].status == "unknown"
-        assert "ROUNDS, which the kernel reads, was 2 in the test and is 3" in report.kernels[0].reason
+def test_a_call_that_cannot_be_sent_says_why() -> None:
+    """A lock in a closure is in one process alone: no figures, and the reason."""
+    lock = threading.Lock()
+
+    def locked(x: torch.Tensor) -> torch.Tensor:
+        with lock:
+            return planted.steady(x)
+
+    (report,) = resources_of(spec(locked), [SMALL], TARGETS[:1])
+
+    assert report.kernels == ()
+    assert "cannot be sent to another process" in report.problem
+    assert "lock" in report.problem
 
 
 def test_a_call_without_kernels_says_so() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from pytest_fusion.run.measure.resources.specialisation import Argument, Json, Place, Specialisation, recompilations
 
-PLACE = Place("m", "k", "/m.py", 3)
+PLACE = Place("/m.py", 3)
 
 
 def _launch(*arguments: Argument, kernel: str = "k", **options: Json) -> Specialisation:

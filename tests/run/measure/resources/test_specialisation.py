@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib.util
 import json
 import re
 import sys
-import types
 from collections import Counter, namedtuple
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ import triton
 import triton.language as tl
 
 from pytest_fusion.run.measure.resources.cubin import counts
-from pytest_fusion.run.measure.resources.function_places import NotFoundError, decode, encode, found, place_of
+from pytest_fusion.run.measure.resources.sent_call import NotSentError, as_text, from_text
 from pytest_fusion.run.measure.resources.specialisation import Argument, Specialisation
 from pytest_fusion.run.measure.resources.specialiser import bind, specialise
 from pytest_fusion.run.measure.resources.targets import Resources, figures
@@ -91,32 +92,21 @@ def test_a_specialisation_survives_json() -> None:
     [None, True, 3, -2.5, "relu", (1, ("a", None)), [1, 2], Pair(1, "b"), torch.float16, Mode.FAST, torch.relu],
     ids=lambda value: re.sub(r" at 0x.*", "", repr(value)),
 )
-def test_constants_survive_json(value: Any) -> None:
+def test_constants_can_be_sent(value: Any) -> None:
     """Plain values, nested tuples, dtypes, enums and importable functions come back as they were."""
-    back = decode(json.loads(json.dumps(encode(value))))
+    back = from_text(as_text(value))
 
     assert back == value
     assert type(back) is type(value)
 
 
-def test_constants_of_tritons_own_survive_json() -> None:
+def test_constants_of_tritons_own_can_be_sent() -> None:
     """dtypes, constexprs, kernels and functions with arguments filled in."""
-    assert decode(encode(tl.float8e4nv)) == tl.float8e4nv
-    assert decode(encode(tl.constexpr(3))).value == 3
-    assert decode(encode(planted.steady_kernel)) is planted.steady_kernel
-    back = decode(encode(functools.partial(planted.row, warps=4)))
+    assert from_text(as_text(tl.float8e4nv)) == tl.float8e4nv
+    assert from_text(as_text(tl.constexpr(3))).value == 3
+    assert from_text(as_text(planted.steady_kernel)) is planted.steady_kernel
+    back = from_text(as_text(functools.partial(planted.row, warps=4)))
     assert (back.func, back.keywords) == (planted.row, {"warps": 4})
-
-
-def test_a_value_without_a_name_is_not_described() -> None:
-    """A local function, an object and a kernel made inside of a function raise, with what helps."""
-    for value, said in (
-        (lambda: None, "top level of a module"),
-        (object(), "cannot be handed to another process"),
-        (planted.nameless_kernel(), "top level of a module"),
-    ):
-        with pytest.raises(NotFoundError, match=said):
-            encode(value)
 
 
 @pytest.mark.parametrize(
@@ -126,34 +116,46 @@ def test_a_value_without_a_name_is_not_described() -> None:
 )
 def test_what_has_a_name_is_found_again(value: Any) -> None:
     """Launchers, kernels, kernels inside of autotuners, and those whose name is that of a variable."""
-    place = place_of(value)
-
-    assert place.module == planted.__name__
-    assert getattr(found(place), "fn", None) in (
-        getattr(value, "fn", None),
-        getattr(getattr(value, "fn", None), "fn", 0),
-    )
+    assert from_text(as_text(value)) is value
 
 
-def test_a_function_that_moved_is_not_mistaken_for_another() -> None:
-    """Where another line defines what bears the name, nothing is found."""
-    place = place_of(planted.steady)
-    with pytest.raises(NotFoundError, match="is another function"):
-        found(type(place)(place.module, place.path, place.file, place.line + 1))
+def test_what_has_no_name_is_sent_as_it_is() -> None:
+    """A closure with what it holds, and a kernel made inside of a function."""
+    back = from_text(as_text(lambda x: planted.row(x, warps=8)))
+    assert back.__code__.co_firstlineno > 0
+    kernel = from_text(as_text(planted.nameless_kernel()))
+    assert kernel.fn.__code__ == planted.made_kernel.fn.__code__
 
 
-def test_a_search_through_all_modules_survives_what_it_meets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Types whose module is no text and modules that answer to any name are passed over."""
+def test_tensors_are_sent_by_their_form() -> None:
+    """Shape, strides, dtype and alignment of floating ones; small ones of integers with their values."""
+    x, at = torch.randn(6, 8)[:, 1::2], torch.tensor([3, 1, 2])
+    back, values = from_text(as_text((x, at)))
 
-    class Odd:
-        __module__ = property(lambda self: "odd")  # type: ignore[assignment]
+    assert (back.shape, back.stride(), back.dtype) == (x.shape, x.stride(), x.dtype)
+    assert back.storage_offset() == 1
+    assert not back.any()
+    assert values.tolist() == [3, 1, 2]
 
-    strange = types.ModuleType("strange")
-    strange.__getattr__ = lambda name: 1 / 0  # type: ignore[method-assign]
-    strange.odd = Odd()  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "strange", strange)
-    with pytest.raises(NotFoundError, match="top level of a module"):
-        place_of(planted.nameless_kernel())
+
+def test_a_module_without_its_name_is_imported_from_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As pytest's importlib mode leaves it; one that raises is the reason."""
+    path = tmp_path / "made.py"
+    path.write_text("def launch():\n    return 5\n", encoding="utf-8")
+    found = importlib.util.spec_from_file_location("folder.made", path)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    monkeypatch.setitem(sys.modules, "folder.made", module)
+    text = as_text(module.launch)
+    monkeypatch.delitem(sys.modules, "folder.made")
+    assert from_text(text)() == 5
+
+    path.write_text("raise ValueError('no GPU')\n", encoding="utf-8")
+    monkeypatch.delitem(sys.modules, "folder.made")
+    with pytest.raises(NotSentError, match=r"cannot be imported outside of the interpreter.*no GPU"):
+        from_text(text)
 
 
 def test_instructions_are_counted_by_kind() -> None:

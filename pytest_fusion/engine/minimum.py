@@ -19,12 +19,13 @@ from pytest_fusion.checks.repeat.repeat import Variance
 from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.diagnose import UNEXPLAINED, diagnose
-from pytest_fusion.diagnosis.experiments import Lab
+from pytest_fusion.diagnosis.experiments import MAX_SECONDS, Lab
 from pytest_fusion.diagnosis.shrink import MAX_RUNS, Shrinker
 from pytest_fusion.diagnosis.text.error_map import marked, picture
 from pytest_fusion.engine.tally import Failure
 from pytest_fusion.errors import SpecError
 from pytest_fusion.interpreter.launch import likely_blocks
+from pytest_fusion.run.clock import processor_s
 from pytest_fusion.spec.inputs import may_index
 
 # A hazard fails no test, so its smallest case is worth less time.
@@ -41,7 +42,7 @@ class Minimum:
     """Finds it among the cases of ``plan``, after ``cases`` have run.
 
     ``blocks`` are likely block sizes, none where there was no time to learn them. ``note`` gets each case before it
-    runs, so that a crash has a name.
+    runs, so that a crash has a name. ``seconds`` of the processor are to shrink and explain, each half of them.
     """
 
     context: Context
@@ -50,6 +51,7 @@ class Minimum:
     blocks: Sequence[int]
     cases: int
     note: Callable[[dict[str, Any]], None]
+    seconds: float
 
     def of(self, found: CaseResult, first: Verdict, *, shrink: bool) -> Failure:
         """The finding ``first`` of ``found`` on the smallest case; on its own one where nothing is to ``shrink``."""
@@ -79,10 +81,12 @@ class Minimum:
             by_values, seeds = False, _FEW_SEEDS if found.reached == gradients.NAME else 1
         else:
             seeds = None
+        until = processor_s() + self.seconds / 2
         shrinker = Shrinker(
             self.plan,
             found.case,
             fails,
+            late=lambda: processor_s() >= until,
             max_runs=MAX_RUNS if first.failed else _HAZARD_RUNS,
             by_values=by_values,
             seeds=seeds,
@@ -148,7 +152,8 @@ class Minimum:
         def note(case: Case) -> None:
             self.note({"case": case.as_json(), "cases": self.cases, "found": found})
 
-        return Lab(self.context, self.plan, result.case, verdict, blocks=blocks, note=note)
+        seconds = min(MAX_SECONDS, self.seconds / 2)
+        return Lab(self.context, self.plan, result.case, verdict, blocks=blocks, note=note, max_seconds=seconds)
 
     def _showing(self, context: Context, case: Case, first: Verdict) -> tuple[CaseResult, Verdict] | None:
         """The result of a case that shows the same bug, and its verdict."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pytest_fusion.errors import FusionError
@@ -27,6 +28,13 @@ class Profile:
     large: bool = False
     # Few cases are all that the run is for.
     few: bool = False
+    # Seconds of the processor for the cases of one test; on a GPU compiling is most of them.
+    budget_s: float = math.inf
+    gpu_budget_s: float = math.inf
+
+    def budget_on(self, device: str) -> float:
+        """The budget of a test on a device of this type, in seconds of the processor."""
+        return self.budget_s if device == "cpu" else self.gpu_budget_s
 
 
 # Interpreted one by one a program costs about 0.7 ms, in a batch a twentieth of that; what cannot be a batch has a cap
@@ -36,7 +44,7 @@ class Profile:
 # is plainly wrong has no numbers, and that is all it is for.
 PROFILES: dict[str, Profile] = {
     "gate": Profile("gate", covering=20, search=0, programs=2000, seconds=15.0, elements=1 << 14, long=False, few=True),
-    "dev": Profile("dev", covering=130, search=30, programs=4000, seconds=15.0),
+    "dev": Profile("dev", covering=130, search=30, programs=4000, seconds=15.0, budget_s=6.0, gpu_budget_s=20.0),
     "ci": Profile("ci", covering=150, search=60, programs=7000, seconds=60.0),
     "deep": Profile("deep", covering=1000, search=1000, programs=70_000, seconds=600.0, elements=1 << 21, work=1 << 25),
     # A case takes a few small launches; on a GPU it needs some 25 GB for a moment.

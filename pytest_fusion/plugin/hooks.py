@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -127,7 +128,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     found = describe(device)
     where = "cpu (Triton interpreter)" if device == "cpu" else f"{device} ({found['device_name'] or 'unnamed'})"
     versions = ", ".join(f"{name} {found[name]}" if found[name] else f"no {name}" for name in ("torch", "triton"))
-    return f"fusion: {where}, {versions}, profile {options.profile.name}"
+    seconds = options.profile.budget_on(device)
+    budget = f", {seconds:g} s of the processor for each test" if seconds < math.inf else ""
+    return f"fusion: {where}, {versions}, profile {options.profile.name}{budget}"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,7 +17,8 @@ class TestRecord:
     ``checks`` maps a check's name to ``{"verdict", "reason", "cases", ...evidence}``; of ``cases`` so many were
     ``judged``; ``rejected`` maps the kind of a rejection (an exception's name, ``"too-expensive"``) to its count, those
     that were left out before they became a case among them; ``coverage`` has ``{"pairs", "covered", "share", "few"}``,
-    ``few`` where few cases were all that was wanted; ``worst`` has ``{"ratio", "output", "statistic", "case"}`` of the
+    ``few`` where few cases were all that was wanted, and of a test whose budget was used up ``seconds``, the budget,
+    and ``unmet``, the pairs that did not meet; ``worst`` has ``{"ratio", "output", "statistic", "case"}`` of the
     largest error against what was allowed; ``grade`` is ``"A"`` to ``"D"`` or ``None``; ``off`` maps a
     switched-off check to the user's reason; ``phases`` maps a phase (fused, reference, make, judge, plugin) to seconds;
     ``expected`` means that ``pytest.mark.xfail`` announced the failure; ``raised`` that the test ended in an error of

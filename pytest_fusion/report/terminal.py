@@ -37,7 +37,7 @@ def summary(
     else:
         lines = [line for record in ordered for line in attention(record, failures_only=verbosity < 0)]
     if verbosity == 0:
-        lines += _hazards(records) + _switched_off(records) + _not_judged(records)
+        lines += _hazards(records) + _switched_off(records) + _not_judged(records) + _cut_short(records)
     if lines and verbosity >= 0:
         lines.append(total(records))
     lines += [(f"{kind} report: {path}", _PLAIN) for kind, path in (written or {}).items()]
@@ -143,6 +143,17 @@ def _not_judged(records: Iterable[TestRecord]) -> list[Line]:
         (f"not judged in {plural(count, 'test')} (reasons at -v): {', '.join(same)}", _YELLOW)
         for count, same in names.items()
     ]
+
+
+def _cut_short(records: Iterable[TestRecord]) -> list[Line]:
+    """How many passing tests their budget ended before all pairs had met; at -v each says which pairs."""
+    cut = [record for record in records if record.verdict == "pass" and record.coverage.get("unmet")]
+    least = min((share for record in cut if (share := phrases.pair_share(record)) is not None), default=1.0)
+    text = (
+        f"the budget ended {plural(len(cut), 'test')} before all pairs of settings had met, the worst at "
+        f"{phrases.percent(least)} (which: -v; all of them: --fusion-profile ci)"
+    )
+    return [(text, _YELLOW)] if cut else []
 
 
 def _reasons(records: Iterable[TestRecord]) -> list[Line]:

@@ -63,6 +63,20 @@ def test_a_pass_that_covered_little_says_so(passing: Make) -> None:
     )
 
 
+def test_what_a_budget_left_out_is_one_line(passing: Make) -> None:
+    """Tests that their budget ended are no thin passes: they are counted, and at -v each names what did not meet."""
+    coverage = {"pairs": 400, "covered": 120, "share": 0.3, "seconds": 6.0, "unmet": ["dtype=a with values=b"]}
+    cut = passing(coverage=coverage, checks={}, notes=["the budget of 6 s ended the test"])
+    lines = _text(summary([cut, passing(coverage={**coverage, "share": 0.7}, checks={}), passing(checks={})]))
+
+    assert lines.splitlines()[0] == (
+        "the budget ended 2 tests before all pairs of settings had met, the worst at 30 % (which: -v; all of them: "
+        "--fusion-profile ci)"
+    )
+    assert "thin pass" not in lines
+    assert "note: the budget of 6 s ended the test" in _text(summary([cut], verbosity=1))
+
+
 def test_few_cases_that_were_wanted_are_not_thin(passing: Make) -> None:
     """A replay says that its case passes now; the profile ``gate`` says nothing."""
     coverage = {"pairs": 400, "covered": 1, "share": 0.0, "few": True}

@@ -181,7 +181,7 @@ class _InChildren:
     def _here(self, note: Any) -> Found | Lost:
         job, request = self.job, self.job.request
         spec, device = job.spec, torch.device(request.device)
-        budget = budget_of(job.outer, request.max_cases)
+        budget = budget_of(job.outer, request.max_cases, request.profile.budget_on(device.type))
         judging = Judging(spec, device, request.profile, job.extra, budget=budget, note=note)
         seed = seed_of(job.outer, request.seed)
         cases = Cases(spec, request.profile, device, budget, nodeid=request.nodeid, seed=seed)

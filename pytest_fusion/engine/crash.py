@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.case_model import Case, Layout
 from pytest_fusion.case.choosing import large_offsets
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.describe import describe
 from pytest_fusion.case.plan import make_plan
+from pytest_fusion.case.sizes import count
 from pytest_fusion.checks.evidence import ProcessEnd
 from pytest_fusion.checks.verdict import Verdict, failed
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
@@ -21,12 +24,18 @@ from pytest_fusion.engine.cases import limits_of
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.tally import Failure, Tally
 from pytest_fusion.errors import ReplayError
+from pytest_fusion.run.clock import processor_s
 from pytest_fusion.run.process.fork import Crash
 
-# Shrinking a crash forks once a case, and a hang waits out its limit each time.
-_CRASH_RUNS = 60
-_HANG_RUNS = 4
-_HANG_SECONDS = 4.0
+# Shrinking a crash forks once a case, and a hang waits out its limit each time: on a GPU a context is made within it.
+_CRASH_RUNS, _HANG_RUNS = 60, 12
+_HANG_SECONDS, _GPU_HANG_SECONDS = 3.0, 6.0
+# In so many seconds of the processor smaller cases are looked for.
+_HANGS_S = 9.0
+# After so many seconds a case is looked into. It may take so many times its limit where that shows no hang.
+_SUSPECT_S, _SLOW = 6.0, 3.0
+# A call of so few elements takes milliseconds.
+_FEW = 256
 
 
 def was_only_slow(job: Job, outcome: object) -> bool:
@@ -45,6 +54,44 @@ def was_only_slow(job: Job, outcome: object) -> bool:
     return not (isinstance(again, Crash) and again.kind == "timeout")
 
 
+@dataclass(frozen=True, slots=True)
+class Smallest:
+    """The smallest case that crashes alike, its crash, how many were tried, and what its layout has to do with it."""
+
+    case: Case
+    crash: Crash
+    runs: int
+    diagnosis: Diagnosis | None
+
+
+class Late:
+    """Called for a case that takes long, while it runs on: the limit that it has from now on; ``None`` for a hang.
+
+    Time alone does not distinguish a hang from a slow case. Other cases do: one of few elements takes long too, or
+    contiguous copies of the same values do not. ``found`` is the smallest case that hangs.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._seconds = job, job.request.profile.seconds
+        self.first_s = min(_SUSPECT_S, self._seconds) if job.only is None else self._seconds
+        self.found: Smallest | None = None
+        self.notes: list[str] = []
+
+    def __call__(self, note: Any) -> float | None:
+        case = _case_of(note or {})
+        if self.notes or self._job.only is not None:
+            return None
+        self.notes = [f"a case took more than {self.first_s:g} s but ended when it was given more time"]
+        if case is None or "found" in note:
+            return self._seconds  # of a finding, only its diagnosis does not end
+        found = _smallest(self._job, Crash("timeout", "", note, ""), case)
+        few = math.prod(map(count, found.case.sizes.values())) <= _FEW
+        if found.runs and (few or found.diagnosis is not None):
+            self.found = found
+            return None
+        return _SLOW * self._seconds
+
+
 def without_shrinking(job: Job, outcome: Tally | Crash) -> Tally | None:
     """The tally of the failing case alone, where the search for a smaller one ran out of time and no kernel call."""
     note = outcome.last_note if isinstance(outcome, Crash) and outcome.kind == "timeout" else None
@@ -59,8 +106,11 @@ def without_shrinking(job: Job, outcome: Tally | Crash) -> Tally | None:
     return found
 
 
-def tally_of(job: Job, crash: Crash) -> Tally:
-    """The crash as a failure, on the smallest case that still crashes alike, each tried in a child of its own."""
+def tally_of(job: Job, crash: Crash, smallest: Smallest | None = None) -> Tally:
+    """The crash as a failure, on the smallest case that still crashes alike, each tried in a child of its own.
+
+    ``smallest`` is that case where it is known.
+    """
     note = crash.last_note or {}
     tally = Tally(cases=int(note.get("cases", 0)), pinned=note.get("pinned"))
     cases, found = tally.cases, _case_of(note)
@@ -70,27 +120,35 @@ def tally_of(job: Job, crash: Crash) -> Tally:
     elif found is None:
         cases, failure = 0, Failure(_verdict(crash), None, trace=last_words(crash.stderr_tail))
     else:
-        smallest, last, runs = _smallest(job, crash, found)
-        described = describe(job.spec, smallest)
-        trace, diagnosis = last_words(last.stderr_tail), _of_offsets(job, smallest)
-        failure = Failure(_verdict(last), smallest, described, trace=trace, shrink_runs=runs, diagnosis=diagnosis)
+        last = smallest or _smallest(job, crash, found)
+        failure = Failure(
+            _verdict(last.crash),
+            last.case,
+            describe(job.spec, last.case),
+            trace=last_words(last.crash.stderr_tail),
+            shrink_runs=last.runs,
+            diagnosis=last.diagnosis,
+        )
     tally.failure, verdict = failure, failure.verdict
     tally.others = [_noted(job, one, "the process ended before more was learned") for one in note.get("findings", ())]
     tally.checks[verdict.check] = {"verdict": "fail", "reason": verdict.reason, "cases": cases}
     return tally
 
 
-def _of_offsets(job: Job, case: Case) -> Diagnosis | None:
-    """The diagnosis of a crash on offsets beyond 2^31 that a compact copy of the same values does not show."""
-    if not large_offsets.goes_far(job.spec, case):
+def _of_layout(job: Job, case: Case, seconds: float) -> Diagnosis | None:
+    """The diagnosis of a crash on strides, or on offsets beyond 2^31, that compact copies of the same values lack."""
+    far = large_offsets.goes_far(job.spec, case)
+    compact = case.contiguous(large_offsets.far_tensors(job.spec, case)) if far else case
+    for name, inner in compact.tensors.items() if not far else ():
+        compact = compact.with_tensor(name, layout=Layout(offset=inner.layout.offset))
+    if compact.key() == case.key():
         return None
-    compact = case.contiguous(large_offsets.far_tensors(job.spec, case))
-    outcome = job.alone(compact, explained=False).in_child(job.request.profile.seconds, forward=False)
-    if isinstance(outcome, Crash):
+    if isinstance(job.alone(compact, explained=False).in_child(seconds, forward=False), Crash):
         return None
-    return Diagnosis(
-        "int32-overflow", ["an offset passes 2^31 elements, and a compact copy of the same values ends well"]
-    )
+    ends = "a compact copy of the same values ends well"
+    if far:
+        return Diagnosis("int32-overflow", [f"an offset passes 2^31 elements, and {ends}"])
+    return Diagnosis("ignores-strides", [f"{ends}, without its strides"])
 
 
 def _noted(job: Job, found: Mapping[str, Any], ended: str) -> Failure:
@@ -101,11 +159,13 @@ def _noted(job: Job, found: Mapping[str, Any], ended: str) -> Failure:
     return Failure(Verdict.from_json(found["verdict"]), case, described, diagnosis=diagnosis)
 
 
-def _smallest(job: Job, crash: Crash, found: Case) -> tuple[Case, Crash, int]:
-    """The smallest case that crashes alike, its crash, and how many were tried."""
-    request = job.request
-    seconds = min(request.profile.seconds, _HANG_SECONDS) if crash.kind == "timeout" else request.profile.seconds
-    last = crash
+def _smallest(job: Job, crash: Crash, found: Case) -> Smallest:
+    """The smallest case that crashes alike; each is tried in a child of its own."""
+    request, last = job.request, crash
+    seconds, until, runs = request.profile.seconds, math.inf, _CRASH_RUNS
+    if crash.kind == "timeout":
+        runs, seconds = _HANG_RUNS, min(seconds, _HANG_SECONDS if request.device == "cpu" else _GPU_HANG_SECONDS)
+        until = processor_s() + _HANGS_S
 
     def dies(case: Case) -> bool:
         nonlocal last
@@ -120,11 +180,14 @@ def _smallest(job: Job, crash: Crash, found: Case) -> tuple[Case, Crash, int]:
         return True
 
     if job.only is not None or "pinned" in (crash.last_note or {}) or not (crash.kind == "timeout" or dies(found)):
-        return found, last, 0
+        return Smallest(found, last, 0, _of_layout(job, found, seconds))
     limits = limits_of(request.profile, torch.device(request.device))
     plan = make_plan(job.spec, pools=searching.pools(job.spec, 0), limits=limits)
-    shrinker = Shrinker(plan, found, dies, max_runs=_HANG_RUNS if crash.kind == "timeout" else _CRASH_RUNS)
-    return shrinker.run(), last, shrinker.runs
+    shrinker = Shrinker(plan, found, dies, max_runs=runs, late=lambda: processor_s() >= until)
+    smallest = shrinker.run()
+    if smallest == found and crash.kind == "timeout" and not dies(found):
+        return Smallest(found, crash, 0, None)
+    return Smallest(smallest, last, shrinker.runs, _of_layout(job, smallest, seconds))
 
 
 def _case_of(note: Mapping[str, Any]) -> Case | None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pytest_fusion.case.case_model import Case, TensorCase
+from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.checks.verdict import failed
-from pytest_fusion.engine.crash import tally_of, without_shrinking
+from pytest_fusion.engine.crash import Late, tally_of, without_shrinking
+from pytest_fusion.engine.profiles import PROFILES
 from pytest_fusion.engine.tally import Failure, Tally
 from pytest_fusion.run.process.fork import Crash
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -74,3 +76,58 @@ def test_a_case_that_raises_where_it_died_hides_no_crash() -> None:
     told = tally_of(job, Crash("signal", "SIGSEGV", {"case": CASE.as_json(), "cases": 7}, ""))
     assert told.failure is not None
     assert (told.failure.verdict.check, told.failure.case, told.failure.shrink_runs) == ("crash", CASE, 0)
+
+
+STRIDED = Case(
+    {"rows": 40, "cols": 40},
+    "float32",
+    {"x": TensorCase("float32", layout=Layout("transposed", 2)), "y": TensorCase("float32", layout=Layout("padded"))},
+)
+
+
+def looked_into(hangs: Callable[[Case], bool]) -> tuple[float | None, Late]:
+    """What is decided of a case that takes long, where these cases do not end when they are run alone."""
+
+    def alone(case: Case, explained: bool) -> Any:
+        ended = Crash("timeout", "no end after 3 s", {"case": case.as_json()}, "") if hangs(case) else Tally(cases=1)
+        return SimpleNamespace(in_child=lambda seconds, forward: ended)
+
+    inputs = {"x": tensor("rows cols"), "y": tensor("rows cols")}
+    spec = FusionSpec(name="f", fused=lambda x, y: x, reference=lambda x, y: x, inputs=inputs)
+    request = SimpleNamespace(profile=PROFILES["dev"], device="cpu")
+    late = Late(SimpleNamespace(alone=alone, request=request, only=None, spec=spec))  # type: ignore[arg-type]
+    return late({"case": STRIDED.as_json(), "cases": 7}), late
+
+
+def test_a_hang_that_contiguous_copies_cure_is_one_of_strides() -> None:
+    """It is ended at once, on the smallest case that hangs by itself, and the layout of one input is the cause."""
+    limit, late = looked_into(lambda case: case.tensors["x"].layout.kind != "contiguous" and case.sizes["rows"] > 1)
+    assert limit is None
+    assert late.found is not None
+    assert late.found.diagnosis is not None
+    assert late.found.diagnosis.cause == "ignores-strides"
+    assert late.found.case.tensors["y"].layout.plain
+    assert late.found.case.tensors["x"].layout.offset == 0
+
+
+def test_a_hang_of_any_case_is_shown_by_the_plainest() -> None:
+    """Sizes of 1 do not end, so the larger case will not; no layout has to do with it."""
+    limit, late = looked_into(lambda case: True)
+    assert limit is None
+    assert late.found is not None
+    assert dict(late.found.case.sizes) == {"rows": 0, "cols": 0}
+    assert late.found.diagnosis is None
+
+
+@pytest.mark.parametrize(
+    "slow",
+    [lambda case: False, lambda case: case.sizes["rows"] * case.sizes["cols"] > 256],
+    ids=["none", "large ones"],
+)
+def test_a_case_that_only_is_slow_gets_more_time(slow: Callable[[Case], bool]) -> None:
+    """No smaller one is slow, or large ones are whatever their layout; the second time it is a hang."""
+    limit, late = looked_into(slow)
+    assert limit == 3 * PROFILES["dev"].seconds
+    assert late.found is None
+    assert "more time" in late.notes[0]
+    assert late({"case": STRIDED.as_json(), "cases": 8}) is None

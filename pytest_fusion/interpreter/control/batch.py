@@ -25,7 +25,7 @@ class WaitsForAnotherError(RuntimeError):
 
 
 class EndlessLoopError(RuntimeError):
-    """A loop changes nothing, and nothing that it reads can be changed by another program."""
+    """A loop changes nothing, and nothing that it reads another program can change; or it has far too many turns."""
 
 
 @dataclass(slots=True)

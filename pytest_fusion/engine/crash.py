@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -38,32 +37,6 @@ _SUSPECT_S, _SLOW = 6.0, 3.0
 _FEW = 256
 
 
-def was_only_slow(job: Job, outcome: object) -> bool:
-    """Whether a case ran out of time that ends alone, with twice as much: a loaded machine is no hang.
-
-    Such a test is run again with `PATIENCE` times its limit.
-    """
-    if not isinstance(outcome, Crash) or outcome.kind != "timeout":
-        return False
-    note = outcome.last_note or {}
-    case = _case_of(note)
-    # With a finding, only its diagnosis did not end.
-    if "found" in note or case is None or job.only is not None:
-        return False
-    again = job.alone(case, explained=False).in_child(2 * job.request.profile.seconds, forward=False)
-    return not (isinstance(again, Crash) and again.kind == "timeout")
-
-
-@dataclass(frozen=True, slots=True)
-class Smallest:
-    """The smallest case that crashes alike, its crash, how many were tried, and what its layout has to do with it."""
-
-    case: Case
-    crash: Crash
-    runs: int
-    diagnosis: Diagnosis | None
-
-
 class Late:
     """Called for a case that takes long, while it runs on: the limit that it has from now on; ``None`` for a hang.
 
@@ -74,7 +47,7 @@ class Late:
     def __init__(self, job: Job) -> None:
         self._job, self._seconds = job, job.request.profile.seconds
         self.first_s = min(_SUSPECT_S, self._seconds) if job.only is None else self._seconds
-        self.found: Smallest | None = None
+        self.found: Failure | None = None
         self.notes: list[str] = []
 
     def __call__(self, note: Any) -> float | None:
@@ -82,11 +55,11 @@ class Late:
         if self.notes or self._job.only is not None:
             return None
         self.notes = [f"a case took more than {self.first_s:g} s but ended when it was given more time"]
-        if case is None or "found" in note:
-            return self._seconds  # of a finding, only its diagnosis does not end
+        if case is None or not {"found", "arm"}.isdisjoint(note):
+            return self._seconds  # the diagnosis of a finding, or another kernel than the one under test
         found = _smallest(self._job, Crash("timeout", "", note, ""), case)
-        few = math.prod(map(count, found.case.sizes.values())) <= _FEW
-        if found.runs and (few or found.diagnosis is not None):
+        few = math.prod(map(count, (found.case or case).sizes.values())) <= _FEW
+        if found.shrink_runs and (few or found.diagnosis is not None):
             self.found = found
             return None
         return _SLOW * self._seconds
@@ -106,10 +79,10 @@ def without_shrinking(job: Job, outcome: Tally | Crash) -> Tally | None:
     return found
 
 
-def tally_of(job: Job, crash: Crash, smallest: Smallest | None = None) -> Tally:
+def tally_of(job: Job, crash: Crash, smallest: Failure | None = None) -> Tally:
     """The crash as a failure, on the smallest case that still crashes alike, each tried in a child of its own.
 
-    ``smallest`` is that case where it is known.
+    ``smallest`` is that failure where it is known.
     """
     note = crash.last_note or {}
     tally = Tally(cases=int(note.get("cases", 0)), pinned=note.get("pinned"))
@@ -120,26 +93,21 @@ def tally_of(job: Job, crash: Crash, smallest: Smallest | None = None) -> Tally:
     elif found is None:
         cases, failure = 0, Failure(_verdict(crash), None, trace=last_words(crash.stderr_tail))
     else:
-        last = smallest or _smallest(job, crash, found)
-        failure = Failure(
-            _verdict(last.crash),
-            last.case,
-            describe(job.spec, last.case),
-            trace=last_words(last.crash.stderr_tail),
-            shrink_runs=last.runs,
-            diagnosis=last.diagnosis,
-        )
+        failure = smallest or _smallest(job, crash, found)
     tally.failure, verdict = failure, failure.verdict
     tally.others = [_noted(job, one, "the process ended before more was learned") for one in note.get("findings", ())]
     tally.checks[verdict.check] = {"verdict": "fail", "reason": verdict.reason, "cases": cases}
     return tally
 
 
-def _of_layout(job: Job, case: Case, seconds: float) -> Diagnosis | None:
-    """The diagnosis of a crash on strides, or on offsets beyond 2^31, that compact copies of the same values lack."""
+def _of_layout(job: Job, case: Case, seconds: float, *, hangs: bool) -> Diagnosis | None:
+    """The diagnosis of a hang on strides, or a crash on offsets past 2^31, that compact copies of the same values lack.
+
+    Where a strided access dies, it may be luck that a dense one beside it does not.
+    """
     far = large_offsets.goes_far(job.spec, case)
     compact = case.contiguous(large_offsets.far_tensors(job.spec, case)) if far else case
-    for name, inner in compact.tensors.items() if not far else ():
+    for name, inner in case.tensors.items() if hangs and not far else ():
         compact = compact.with_tensor(name, layout=Layout(offset=inner.layout.offset))
     if compact.key() == case.key():
         return None
@@ -159,11 +127,11 @@ def _noted(job: Job, found: Mapping[str, Any], ended: str) -> Failure:
     return Failure(Verdict.from_json(found["verdict"]), case, described, diagnosis=diagnosis)
 
 
-def _smallest(job: Job, crash: Crash, found: Case) -> Smallest:
-    """The smallest case that crashes alike; each is tried in a child of its own."""
-    request, last = job.request, crash
+def _smallest(job: Job, crash: Crash, found: Case) -> Failure:
+    """The crash on the smallest case that crashes alike; each is tried in a child of its own."""
+    request, last, hangs = job.request, crash, crash.kind == "timeout"
     seconds, until, runs = request.profile.seconds, math.inf, _CRASH_RUNS
-    if crash.kind == "timeout":
+    if hangs:
         runs, seconds = _HANG_RUNS, min(seconds, _HANG_SECONDS if request.device == "cpu" else _GPU_HANG_SECONDS)
         until = processor_s() + _HANGS_S
 
@@ -179,15 +147,22 @@ def _smallest(job: Job, crash: Crash, found: Case) -> Smallest:
         last = outcome
         return True
 
-    if job.only is not None or "pinned" in (crash.last_note or {}) or not (crash.kind == "timeout" or dies(found)):
-        return Smallest(found, last, 0, _of_layout(job, found, seconds))
-    limits = limits_of(request.profile, torch.device(request.device))
-    plan = make_plan(job.spec, pools=searching.pools(job.spec, 0), limits=limits)
-    shrinker = Shrinker(plan, found, dies, max_runs=runs, late=lambda: processor_s() >= until)
-    smallest = shrinker.run()
-    if smallest == found and crash.kind == "timeout" and not dies(found):
-        return Smallest(found, crash, 0, None)
-    return Smallest(smallest, last, shrinker.runs, _of_layout(job, smallest, seconds))
+    case, tried = found, 0
+    if job.only is None and "pinned" not in (crash.last_note or {}) and (hangs or dies(found)):
+        limits = limits_of(request.profile, torch.device(request.device))
+        plan = make_plan(job.spec, pools=searching.pools(job.spec, 0), limits=limits)
+        shrinker = Shrinker(plan, found, dies, max_runs=runs, late=lambda: processor_s() >= until)
+        case, tried = shrinker.run(), shrinker.runs
+        if hangs and case == found and not dies(found):
+            tried = 0
+    return Failure(
+        _verdict(last),
+        case,
+        describe(job.spec, case),
+        trace=last_words(last.stderr_tail),
+        shrink_runs=tried,
+        diagnosis=_of_layout(job, case, seconds, hangs=hangs),
+    )
 
 
 def _case_of(note: Mapping[str, Any]) -> Case | None:

@@ -106,6 +106,7 @@ def test_a_hang_that_contiguous_copies_cure_is_one_of_strides() -> None:
     assert late.found is not None
     assert late.found.diagnosis is not None
     assert late.found.diagnosis.cause == "ignores-strides"
+    assert late.found.case is not None
     assert late.found.case.tensors["y"].layout.plain
     assert late.found.case.tensors["x"].layout.offset == 0
 
@@ -115,6 +116,7 @@ def test_a_hang_of_any_case_is_shown_by_the_plainest() -> None:
     limit, late = looked_into(lambda case: True)
     assert limit is None
     assert late.found is not None
+    assert late.found.case is not None
     assert dict(late.found.case.sizes) == {"rows": 0, "cols": 0}
     assert late.found.diagnosis is None
 

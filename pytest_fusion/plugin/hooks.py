@@ -64,7 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[keys.options] = options
     config.stash[keys.records] = []
     config.stash[keys.orphans] = []
-    config.pluginmanager.register(_Collector(config.stash[keys.records]), "fusion-records")
+    config.pluginmanager.register(_Collector(config), "fusion-records")
     if options.bench:
         from pytest_fusion.plugin.benchmark import Benchmarks
 
@@ -83,11 +83,20 @@ def pytest_collection(session: pytest.Session) -> None:
 class _Collector:
     """Gathers the records that reports bring, from this process and from workers; reports carry no config."""
 
-    def __init__(self, records: list[TestRecord]) -> None:
-        self._records = records
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._records.extend(TestRecord.from_json(data) for data in getattr(report, "fusion", ()))
+        """Keep the records, and write a line for each that fails: the run may go on for minutes."""
+        found = [TestRecord.from_json(data) for data in getattr(report, "fusion", ())]
+        self._config.stash[keys.records].extend(found)
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None and terminal.verbosity >= 0 and not keys.is_worker(self._config):
+            from pytest_fusion.report.terminal import progress
+
+            for text, markup in progress(found):
+                terminal.ensure_newline()
+                terminal.write_line(text, **markup)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -77,6 +77,12 @@ def details(record: TestRecord) -> list[Line]:
     return lines
 
 
+def progress(records: Iterable[TestRecord]) -> list[Line]:
+    """A line for each failure, for the time until the summary: test, check, cause, what was found."""
+    failed = [record for record in records if phrases.outcome(record) == "fail"]
+    return [(f"{_failure(record)[0][0]}: {phrases.reason(record)}", _RED) for record in failed]
+
+
 def total(records: Sequence[TestRecord]) -> Line:
     """``"3 tests: 1 failed, 2 passed; 310 cases in 8.1 s"``."""
     found = phrases.counts(records)

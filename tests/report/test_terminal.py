@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_fusion.report import phrases
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.report.terminal import Line, summary
+from pytest_fusion.report.terminal import Line, progress, summary
 
 Make = Callable[..., TestRecord]
 
@@ -33,6 +33,14 @@ def test_a_failure_is_named_with_its_cause_case_and_replay(failing: Make) -> Non
         "  replay: pytest 'tests/test_softmax.py::test_softmax[causal]' --fusion-replay .fusion/failures/causal.json",
         "1 test: 1 failed; 23 cases in 1.8 s",
     ]
+
+
+def test_a_failure_is_a_line_as_soon_as_it_is_known(failing: Make, passing: Make) -> None:
+    """It names the test, the check, the cause and what was found; what passes, or fails as expected, has none."""
+    (line,) = progress([passing(), failing(), failing(expected=True)])
+
+    assert line[0].startswith("FAIL tests/test_softmax.py::test_softmax[causal]: values (tail-mask): ")
+    assert phrases.reason(failing()) in line[0]
 
 
 def test_a_replay_path_with_a_space_is_quoted(failing: Make) -> None:

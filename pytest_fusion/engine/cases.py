@@ -130,11 +130,7 @@ class Cases:
         self._probed = None
 
     def covering(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The choices of the covering phase with their positions, from which their seeds follow.
-
-        Where the time may be up, rows past 2^16 come last: in tiles of some hundred they took 11 % of the time of the
-        reference kernels, and no planted bug needs them.
-        """
+        """The choices of the covering phase with their positions, from which their seeds follow."""
         pairs = enumerate(itertools.islice(covering.mixed_rows(self.plan), self.profile.covering), 1000)
         if not self.profile.long:
             yield from pairs
@@ -145,6 +141,7 @@ class Cases:
         ]
         timed = self.budget.seconds < math.inf
         if timed:
+            # In tiles of some hundred, rows past 2^16 took 11 % of the suite's time, and no planted bug needs them.
             long.sort(key=lambda one: longest(one[1])[1] >= LONG[-1])
         yield from covering.within(self.budget.left, pairs, long, mixed=timed)
 

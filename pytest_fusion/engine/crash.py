@@ -55,7 +55,7 @@ class Late:
         if self.notes or self._job.only is not None:
             return None
         self.notes = [f"a case took more than {self.first_s:g} s but ended when it was given more time"]
-        if case is None or not {"found", "arm"}.isdisjoint(note):
+        if case is None or "arm" in note or ("found" in note and "shrinking" not in note):
             return self._seconds  # the diagnosis of a finding, or another kernel than the one under test
         found = _smallest(self._job, Crash("timeout", "", note, ""), case)
         few = math.prod(map(count, (found.case or case).sizes.values())) <= _FEW
@@ -65,20 +65,6 @@ class Late:
         return _SLOW * self._seconds
 
 
-def without_shrinking(job: Job, outcome: Tally | Crash) -> Tally | None:
-    """The tally of the failing case alone, where the search for a smaller one ran out of time and no kernel call."""
-    note = outcome.last_note if isinstance(outcome, Crash) and outcome.kind == "timeout" else None
-    case = _case_of(note or {})
-    if note is None or case is None or not note.get("shrinking"):
-        return None
-    found = job.alone(case).in_child(2 * job.request.profile.seconds, forward=False)
-    if not isinstance(found, Tally) or found.failure is None:
-        return None
-    found.cases = int(note.get("cases", found.cases))
-    found.notes.append("the search for a smaller case did not come to an end; it is no call of the kernel that hangs")
-    return found
-
-
 def tally_of(job: Job, crash: Crash, smallest: Failure | None = None) -> Tally:
     """The crash as a failure, on the smallest case that still crashes alike, each tried in a child of its own.
 
@@ -86,8 +72,11 @@ def tally_of(job: Job, crash: Crash, smallest: Failure | None = None) -> Tally:
     """
     note = crash.last_note or {}
     tally = Tally(cases=int(note.get("cases", 0)), pinned=note.get("pinned"))
-    cases, found = tally.cases, _case_of(note)
-    if "found" in note:
+    cases, found, others = tally.cases, _case_of(note), list(note.get("findings", ()))
+    dies = "shrinking" in note and (smallest is not None or crash.kind != "timeout")
+    if "found" in note and dies:
+        others.append(note["found"])
+    if "found" in note and not dies:
         ended = f"an experiment on it ended the process ({crash.kind}: {crash.detail})"
         failure = _noted(job, note["found"], ended)
     elif found is None:
@@ -95,7 +84,7 @@ def tally_of(job: Job, crash: Crash, smallest: Failure | None = None) -> Tally:
     else:
         failure = smallest or _smallest(job, crash, found)
     tally.failure, verdict = failure, failure.verdict
-    tally.others = [_noted(job, one, "the process ended before more was learned") for one in note.get("findings", ())]
+    tally.others = [_noted(job, one, "the process ended before more was learned") for one in others]
     tally.checks[verdict.check] = {"verdict": "fail", "reason": verdict.reason, "cases": cases}
     return tally
 

@@ -22,7 +22,6 @@ def tally_in_child(job: Job) -> Tally:
     )
     with job.compiling_ahead() as start:
         outcome = job.in_child(late.first_s, on_compilation=start, on_late=late)
-    outcome = crash.without_shrinking(job, outcome) or outcome
     notes = late.notes if isinstance(outcome, Tally) else []
     tally = with_first_call(job, outcome if isinstance(outcome, Tally) else crash.tally_of(job, outcome, late.found))
     tally = with_second_opinion(job, tally)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pytest_fusion.case.case_model import Case
@@ -36,6 +37,8 @@ _SEEDS = (0, 1)
 # Of the layouts of an upstream gradient, so many seeds draw two or three.
 _FEW_SEEDS = 7
 
+_Shown = tuple[CaseResult, Verdict] | None
+
 
 @dataclass(frozen=True, slots=True)
 class Minimum:
@@ -64,9 +67,11 @@ class Minimum:
         ordered = isinstance(first.evidence, Variance) and first.evidence.order is not None
         chance = first.check == "repeat" and not _seen(first) and not ordered
 
+        show = partial(self._showing, context, first=first, noted=_noted(found, first))
+
         def fails(case: Case) -> bool:
             nonlocal result, verdict
-            shown = self._showing(context, case, first)
+            shown = show(case)
             if shown is not None:
                 result, verdict = shown
             return shown is not None
@@ -96,7 +101,7 @@ class Minimum:
             shrinker.run()
         lab = self._lab(result, verdict) if verdict.failed else None
         where = self._map(result, verdict)
-        larger = self._larger(context, lab, first) if lab is not None and where is not None and shrink else None
+        larger = self._larger(show, lab) if lab is not None and where is not None and shrink else None
         diagnosis = diagnose(lab) if lab is not None else None
         return Failure(
             verdict,
@@ -122,14 +127,14 @@ class Minimum:
             return picture(result.evidence, self.context.spec.tolerance)
         return marked(*result.differs) if result.differs is not None else None
 
-    def _larger(self, context: Context, lab: Lab, first: Verdict) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    def _larger(self, show: Callable[[Case], _Shown], lab: Lab) -> tuple[dict[str, Any], dict[str, Any]] | None:
         """A case with every size from 2 to 5 that shows the same, where a size of the smallest is below 2."""
         if all(size > 1 for size in lab.base.sizes.values() if isinstance(size, int)):
             return None
         for sizes in _LARGER:
             case = lab.grown(None, sizes)
             for seed in _SEEDS:
-                shown = self._showing(context, case.with_(seed=seed), first)
+                shown = show(case.with_(seed=seed))
                 found = self._map(*shown) if shown is not None else None
                 if shown is not None and found is not None:
                     return self._described(shown[0].case), found
@@ -146,8 +151,7 @@ class Minimum:
     def _lab(self, result: CaseResult, verdict: Verdict) -> Lab:
         # A failure in the very first case leaves no time to learn block sizes; its own launches tell what may be one.
         blocks = self.blocks or likely_blocks([result.launches])
-        cause = likely_cause(verdict) or UNEXPLAINED
-        found = {"verdict": verdict.as_json(), "cause": cause, "case": result.case.as_json()}
+        found = _noted(result, verdict)
 
         def note(case: Case) -> None:
             self.note({"case": case.as_json(), "cases": self.cases, "found": found})
@@ -155,9 +159,9 @@ class Minimum:
         seconds = min(MAX_SECONDS, self.seconds / 2)
         return Lab(self.context, self.plan, result.case, verdict, blocks=blocks, note=note, max_seconds=seconds)
 
-    def _showing(self, context: Context, case: Case, first: Verdict) -> tuple[CaseResult, Verdict] | None:
+    def _showing(self, context: Context, case: Case, first: Verdict, noted: dict[str, Any]) -> _Shown:
         """The result of a case that shows the same bug, and its verdict."""
-        self.note({"case": case.as_json(), "cases": self.cases, "shrinking": True})
+        self.note({"case": case.as_json(), "cases": self.cases, "shrinking": True, "found": noted})
         try:
             with self.context.clock.phase("shrink"):
                 result = judge_case(context, case, again=first.identity == "repeat:stale")
@@ -166,6 +170,12 @@ class Minimum:
         if result.rejected is not None or result.spoiled_by() is not None:
             return None
         return next(((result, verdict) for verdict in result.findings if verdict.identity == first.identity), None)
+
+
+def _noted(result: CaseResult, verdict: Verdict) -> dict[str, Any]:
+    """A finding as notes have it, so that it is not lost with the process."""
+    cause = likely_cause(verdict) or UNEXPLAINED
+    return {"verdict": verdict.as_json(), "cause": cause, "case": result.case.as_json()}
 
 
 def _seen(verdict: Verdict) -> bool:

@@ -178,7 +178,9 @@ class _InChildren:
     def _here(self, note: Any) -> Found | Lost:
         job, request = self.job, self.job.request
         spec, device = job.spec, torch.device(request.device)
-        budget = budget_of(job.outer, request.max_cases, request.profile.budget_on(device.type))
+        # The incumbent in another process takes as long again, which is not seen here.
+        seconds = request.profile.budget_on(device.type) / (2 if self.rival.elsewhere else 1)
+        budget = budget_of(job.outer, request.max_cases, seconds)
         judging = Judging(spec, device, request.profile, job.extra, budget=budget, note=note)
         seed = seed_of(job.outer, request.seed)
         cases = Cases(spec, request.profile, device, budget, nodeid=request.nodeid, seed=seed)

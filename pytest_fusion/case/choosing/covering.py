@@ -60,8 +60,8 @@ _MOST_BROAD = 4
 # past one turn of 132 programs with tiles of 2048.
 _VAST = 1537, 257
 # Of fewer cases than there are one in so many is a long one; and one in so many where the time may be up at any of
-# them: a long one takes as long as four others.
-_LONG_OF, _LONG_OF_TIMED = 6, 10
+# them, from where most planted bugs are found: a long one takes as long as four others.
+_LONG_OF, _LONG_OF_TIMED, _MOST_FOUND = 6, 10, 20
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 T = TypeVar("T")
@@ -232,7 +232,7 @@ def within(budget: float, pairs: Iterable[T], long: Sequence[T], *, mixed: bool 
         later = iter(long)
         for turn, row in enumerate(pairs, 1):
             yield row
-            if mixed and turn % (_LONG_OF_TIMED - 1) == 0:
+            if mixed and turn > _MOST_FOUND and turn % (_LONG_OF_TIMED - 1) == 0:
                 yield from itertools.islice(later, 1)
         yield from later
         return

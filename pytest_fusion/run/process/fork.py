@@ -35,6 +35,8 @@ from pytest_fusion.spec.wording import out_of_memory
 __all__ = ["COMPILING", "Channel", "ChildError", "Crash", "can_fork", "cuda_is_poisoned", "run_isolated", "unwrap"]
 
 T = TypeVar("T")
+OnNote = Callable[[Any], None]
+OnLate = Callable[[Any], float | None]
 
 # After the time limit the child gets this long to write down where it hangs (faulthandler, on SIGABRT) before SIGKILL.
 _LAST_WORDS_S: Final = 1.0
@@ -88,8 +90,8 @@ def run_isolated(
     time_limit_s: float | None,
     wall_clock: bool = False,
     forward: bool = True,
-    on_note: Callable[[Any], None] | None = None,
-    on_late: Callable[[Any], float | None] = lambda _: None,
+    on_note: OnNote | None = None,
+    on_late: OnLate = lambda _: None,
 ) -> T | Crash | ChildError:
     """Run ``work`` in a forked child: its result, the exception it raised as ``ChildError``, or its end as ``Crash``.
 
@@ -163,14 +165,7 @@ def cuda_is_poisoned() -> bool:
 class _Child:
     """The parent's side of one forked child."""
 
-    def __init__(
-        self,
-        pid: int,
-        reader: int,
-        limit: TimeLimit,
-        on_note: Callable[[Any], None] | None,
-        on_late: Callable[[Any], float | None],
-    ) -> None:
+    def __init__(self, pid: int, reader: int, limit: TimeLimit, on_note: OnNote | None, on_late: OnLate) -> None:
         self._pid = pid
         self._frames = FrameReader(reader)
         self._limit = limit

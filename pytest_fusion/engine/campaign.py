@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -174,13 +174,14 @@ class Campaign:
         elif failing:
             self._until += now - begun  # the search gets back the time that shrinking and explaining others takes
 
-    def _past_blocks(self) -> None:
-        """Sizes past the blocks of every config of an autotuned kernel: the covering phase knows those of one."""
-        while self.profile.long and not self.budget.over and not self.ended:
-            with configs.past_blocks(self.judging.context, self.cases.plan, self.cases.base) as case:
-                if case is None:
-                    return
-                self._run(Chosen(case), again=False)
+    def _configs(self, following: Callable[[Context, Plan, int], Iterator[Case]]) -> None:
+        """Cases that follow from what autotuned kernels were launched with."""
+        if not self.profile.long or not self.judging.context.on(configs.NAME):
+            return
+        for case in following(self.judging.context, self.cases.plan, self.cases.base):
+            if self.budget.over or self.ended:
+                return
+            self._run(Chosen(case), again=False)
 
     def _search(self, wanted: Callable[[], bool] = lambda: True) -> None:
         """Run random cases, only those for which ``wanted()`` is true."""

@@ -37,6 +37,8 @@ _PROBE_SIZES = (5, 40)
 # A budget of seconds ends no test before so many cases had something to compare: fewer make a pass a thin one, and no
 # comparison of two kernels.
 _AT_LEAST = 20
+# Of the seconds of a test with autotuned kernels: the rest is for cases that follow from its configs.
+_PAIRS_OF_TUNED = 0.6
 
 
 @dataclass(slots=True)
@@ -56,14 +58,19 @@ class Budget:
     def left(self) -> float:
         return self.limit - self.spent
 
+    def used(self, share: float) -> bool:
+        """Whether this share of the seconds, or the number of cases, is used up."""
+        late = self.compared >= _AT_LEAST and processor_s() - self.begun >= share * self.seconds
+        return late or self.left <= 0
+
     @property
     def late(self) -> bool:
         """Whether the seconds are used up."""
-        return self.compared >= _AT_LEAST and processor_s() - self.begun >= self.seconds
+        return self.left > 0 and self.used(1.0)
 
     @property
     def over(self) -> bool:
-        return self.left <= 0 or self.late
+        return self.used(1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +114,7 @@ class Cases:
     def boundary(self) -> Iterator[Chosen]:
         """Every pair of levels, long rows among them; the probes come before."""
         for position, choice in self.covering():
-            if self.budget.over:
+            if self.budget.used(_PAIRS_OF_TUNED if self._configs else 1.0):
                 return
             forbidden = self._pace.forbids(choice)
             chosen = Chosen(None, choice, (TOO_EXPENSIVE, forbidden)) if forbidden else self.build(choice, position)

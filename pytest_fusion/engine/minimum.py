@@ -100,10 +100,8 @@ class Minimum:
         )
         if shrink and searching.wants_phase(self.outer, "shrink"):
             shrinker.run()
-        if verdict.failed and result.case.configs:
-            plain = result.case.with_(configs={})
-            if self._showing(context, plain, first) is None:
-                verdict = configs.blamed(self.context, result, verdict)
+        if verdict.failed and result.case.configs and show(result.case.with_(configs={})) is None:
+            verdict = configs.blamed(self.context, result, verdict)
         lab = self._lab(result, verdict) if verdict.failed else None
         where = self._map(result, verdict)
         larger = self._larger(show, lab) if lab is not None and where is not None and shrink else None

@@ -28,9 +28,9 @@ from pytest_fusion.run.process.fork import Crash
 
 # Shrinking a crash forks once a case, and a hang waits out its limit each time: on a GPU a context is made within it.
 _CRASH_RUNS, _HANG_RUNS = 60, 12
-_HANG_SECONDS, _GPU_HANG_SECONDS = 3.0, 6.0
+_HANG_SECONDS, _GPU_HANG_SECONDS = 2.0, 6.0
 # In so many seconds of the processor smaller cases are looked for.
-_HANGS_S = 9.0
+_HANGS_S = 6.0
 # After so many seconds a case is looked into. It may take so many times its limit where that shows no hang.
 _SUSPECT_S, _SLOW = 6.0, 3.0
 # A call of so few elements takes milliseconds.

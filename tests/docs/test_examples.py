@@ -22,6 +22,8 @@ from hypothesis import settings
 settings.register_profile("short", max_examples=40)
 settings.load_profile("short")
 """
+# Nothing is known of an earlier run.
+_FIRST_TIME = _SHORT.replace("max_examples=40", "database=None")
 _EXAMPLE = re.compile(r"<!-- example: (?P<verdict>\w+) -->\n```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?P<target>[^)#]*)(?:#(?P<anchor>[^)]*))?\)")
 # A file or folder of the package in backticks, and a name in it, as in `case/plan.py::build`.
@@ -71,6 +73,7 @@ def test_the_broken_kernel_of_the_readme_is_reported_as_shown(pytester: pytest.P
     broken = "".join(line for line in lines if taken not in line)
     assert broken != "".join(lines)
     pytester.path.joinpath("test_add_relu.py").write_text(broken, encoding="utf-8")
+    pytester.makeconftest(_FIRST_TIME)
 
     result = run_pytest(pytester, "-p", "no:cacheprovider", "--fusion-device", "cpu", "--fusion-first")
 

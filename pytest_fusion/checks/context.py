@@ -216,13 +216,16 @@ def error_verdict(outcome: Outcome) -> Verdict:
         )
     if outcome.raiser == "test" and isinstance(error, AssertionError):
         what, advice = f"the test's own assertion failed: {text}".rstrip(": "), f" (in {outcome.origin})"
+    endless = isinstance(error.__cause__, EndlessLoopError)
+    if endless:
+        advice = f" (in {outcome.origin})"
     if isinstance(error, GridTooLargeError):
         what, advice = text, "; where no caller has as many, bound the dim with dims="
     return failed(
         "error",
         what + advice,
         identity=f"error:{kind}:{outcome.origin}",
-        cause="hang" if isinstance(error.__cause__, EndlessLoopError) else None,
+        cause="hang" if endless else None,
         error=kind,
         origin=outcome.origin,
     )

@@ -109,7 +109,8 @@ def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
     shown = check in ("gradients", "values") or bool(lab.verdict.because)
     if direct in _FIRM or (direct is not None and shown):
         return ()
-    if lab.verdict.identity in ("bounds:surroundings", "unwritten:scratch"):
+    # A loop's end may be read from where a stride would not lead.
+    if lab.verdict.identity in ("bounds:surroundings", "unwritten:scratch") or direct == "hang":
         return _OF_PLACE
     if check == "repeat":
         if isinstance(lab.verdict.evidence, WrongAccess):

@@ -31,8 +31,9 @@ _SMALL = 16  # up to this product of all sizes a run costs next to nothing
 class Shrinker:
     """Greedy passes over one case. ``fails`` runs a case and returns whether it shows the same bug.
 
-    ``by_values``: the bug depends on values, so each size runs with several seeds; ``seeds`` are enough if luck plays
-    no part. ``tries`` is the number of runs of a case whose bug shows by chance; another seed counts as another try.
+    ``by_values`` says that the bug depends on values, so that a size is tried with several seeds; ``seeds`` is how many
+    are enough where it is no matter of luck. ``tries`` is how often ``fails`` is asked of a case whose bug shows by
+    chance; where a size has as many seeds, another seed is another try. ``late`` says that there is no time for more.
     """
 
     def __init__(
@@ -45,11 +46,16 @@ class Shrinker:
         by_values: bool = False,
         seeds: int | None = None,
         tries: int = 1,
+        late: Callable[[], bool] = lambda: False,
     ) -> None:
         self.plan, self.case, self._by_values, self._enough, self._tries = plan, case, by_values, seeds, tries
         self.runs = 0
-        self._fails, self._max_runs = fails, max_runs
+        self._fails, self._max_runs, self._late = fails, max_runs, late
         self._known: dict[str, bool] = {case.key(): True}
+
+    @property
+    def _spent(self) -> bool:
+        return self.runs >= self._max_runs or self._late()
 
     def run(self) -> Case:
         """The minimum found; the original if nothing simpler fails."""
@@ -65,7 +71,7 @@ class Shrinker:
             self._sizes()
             for candidates in (self._layouts, self._dtypes, self._values, self._seeds):
                 self._improve(candidates)
-            if self.case.key() == before or self.runs >= self._max_runs:
+            if self.case.key() == before or self._spent:
                 break
         return self.case
 
@@ -82,7 +88,7 @@ class Shrinker:
     def _try(self, candidate: Case, *, tries: int | None = None) -> bool:
         key = candidate.key()
         if key not in self._known:
-            if self.runs >= self._max_runs:
+            if self._spent:
                 return False
             self.runs += 1
             self._known[key] = any(self._fails(candidate) for _ in range(tries or self._tries))
@@ -94,7 +100,7 @@ class Shrinker:
         """Repeatedly take the first simpler case that fails, none twice: candidates that disagree would alternate."""
         left = {self.case.key()}
         progress = True
-        while progress and self.runs < self._max_runs:
+        while progress and not self._spent:
             progress = False
             for candidate in candidates():
                 key = candidate.key()
@@ -252,7 +258,7 @@ class Shrinker:
     def _between(self, name: str, below: int) -> None:
         """The smallest size above ``below`` that fails, by halving."""
         high = self._size(name)
-        while high - below > 1 and self.runs < self._max_runs:
+        while high - below > 1 and not self._spent:
             middle = (below + high) // 2
             if self._try_size(name, middle) and self._size(name) < high:
                 high = self._size(name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -24,6 +23,7 @@ from pytest_fusion.engine.pace import longest
 from pytest_fusion.engine.profiles import Profile
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import SpecError
+from pytest_fusion.run.clock import processor_s
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 # The least time of the search for more failures: some fifty small cases of the CPU lane. Load changes no CPU seconds.
@@ -54,12 +54,12 @@ class Campaign:
     ) -> None:
         self.spec, self.profile, self.outer, self.nodeid = spec, profile, outer, nodeid
         self.seed = seed_of(outer, seed)
-        self.budget = budget_of(outer, max_cases)
+        self.budget = budget_of(outer, max_cases, profile.budget_on(device.type))
         self.judging = Judging(spec, device, profile, extra, budget=self.budget, note=note, dry=dry)
         self.cases = Cases(spec, profile, device, self.budget, nodeid=nodeid, seed=self.seed)
         self.first, self.known = first, known
-        # CPU seconds: when it began, when the first failure was found, when the search for more ends.
-        self._begun, self._found_at, self._until = time.process_time(), math.inf, math.inf
+        # In seconds of the processor: when it began, when the first failure was found, when the search for more ends.
+        self._begun, self._found_at, self._until = processor_s(), math.inf, math.inf
         # The first case that passed: checks that wait for the end run on it.
         self._usual: Case | None = None
         # The seed of the search where none was given: one that is drawn anew each time, or Hypothesis's own.
@@ -68,7 +68,7 @@ class Campaign:
     @property
     def ended(self) -> bool:
         """Whether a failure was found, and the time to find others is up."""
-        return time.process_time() >= self._until
+        return processor_s() >= self._until
 
     def run(self) -> Tally:
         """The tally of all phases. Raises ``SpecError`` where the spec does not hold, unless a failure came first."""
@@ -144,7 +144,7 @@ class Campaign:
     def _conclude(self, *, whole: bool = True) -> Tally:
         tally = self.judging.conclude(self.cases, whole=whole)
         if self._until < math.inf:
-            tally.more_s = time.process_time() - self._found_at
+            tally.more_s = processor_s() - self._found_at
         return tally
 
     def _each(self, chosen: Iterable[Chosen]) -> None:
@@ -164,10 +164,11 @@ class Campaign:
         return result
 
     def _find(self, result: CaseResult) -> None:
-        """Enter what a case shows; the first failure sets how long the search for others goes on."""
-        failing, begun = self.judging.failing, time.process_time()
+        """Enter what a case shows; the first that fails the test sets the time of the search for others."""
+        failing, begun = self.judging.failing, processor_s()
         self.judging.find(self.cases, self.outer, result)
-        now = time.process_time()
+        now = processor_s()
+        self.budget.begun += now - begun
         if self.judging.failing and not failing:
             self._found_at, self._until = now, now + (0.0 if self.first else max(_MORE_SECONDS, now - self._begun))
         elif failing:
@@ -178,7 +179,7 @@ class Campaign:
         if not self.profile.long or not self.judging.context.on(configs.NAME):
             return
         for case in following(self.judging.context, self.cases.plan, self.cases.base):
-            if self.budget.left <= 0 or self.ended:
+            if self.budget.over or self.ended:
                 return
             self._run(Chosen(case), again=False)
 
@@ -190,7 +191,7 @@ class Campaign:
                 return None
             result = self._run(Chosen(case, choice))
             assert result is not None
-            if self.ended:
+            if self.ended or self.budget.late:
                 raise searching.SearchFailed
             ratio = result.ratio
             return math.log2(ratio) if ratio is not None and 0 < ratio < math.inf else None
@@ -202,7 +203,7 @@ class Campaign:
             replace(self.cases.plan, limits=limits),
             run,
             outer=self.outer,
-            cases=int(min(self.profile.search, self.budget.left)),
+            cases=0 if self.budget.over else int(min(self.profile.search, self.budget.left)),
             seed=self._drawn if self.seed is None else self.cases.base >> 1,
             database_key=self.nodeid,
             save=not self.judging.dry,
@@ -215,7 +216,7 @@ def seed_of(outer: Any, seed: int | None) -> int | None:
     return seed if seed is not None else forced if isinstance(forced, int) else None
 
 
-def budget_of(outer: Any, max_cases: int | None) -> Budget:
-    """How many cases a test may run: ``max_cases``, else ``max_examples`` of its ``@settings``."""
+def budget_of(outer: Any, max_cases: int | None, seconds: float) -> Budget:
+    """How many cases a test may run: ``max_cases``, else ``max_examples`` of its ``@settings``; and ``seconds``."""
     limit = max_cases if max_cases is not None else searching.max_examples(outer)
-    return Budget() if limit is None else Budget(limit)
+    return Budget(math.inf if limit is None else limit, seconds)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,29 +20,57 @@ from pytest_fusion.case.choosing import covering, large_offsets
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.plan import Limits, Plan, build, make_plan
+from pytest_fusion.case.sizes import LONG
 from pytest_fusion.case.stated import stated_case
 from pytest_fusion.checks.configs import configs
 from pytest_fusion.checks.context import CaseResult
 from pytest_fusion.checks.rejections import IMPOSSIBLE, TOO_EXPENSIVE
-from pytest_fusion.engine.pace import REFERENCE, Pace
+from pytest_fusion.engine.pace import REFERENCE, Pace, longest
 from pytest_fusion.engine.profiles import Profile
 from pytest_fusion.interpreter.launch import Launch, likely_blocks
-from pytest_fusion.run.clock import Clock
+from pytest_fusion.run.clock import Clock, processor_s
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 _PROBE_SIZES = (5, 40)
 
 
+# A budget of seconds ends no test before so many cases had something to compare: fewer make a pass a thin one, and no
+# comparison of two kernels.
+_AT_LEAST = 20
+# Of the seconds of a test with autotuned kernels: the rest is for cases that follow from its configs.
+_PAIRS_OF_TUNED = 0.6
+
+
 @dataclass(slots=True)
 class Budget:
-    """How many cases may run, and how many have."""
+    """How many cases may run, and how many have; ``compared`` of these had something to compare.
+
+    ``seconds`` of the processor are for all of them. Who does something else in between moves ``begun``.
+    """
 
     limit: float = math.inf
+    seconds: float = math.inf
     spent: int = 0
+    compared: int = 0
+    begun: float = field(default_factory=processor_s)
 
     @property
     def left(self) -> float:
         return self.limit - self.spent
+
+    def used(self, share: float) -> bool:
+        """Whether this share of the seconds, or the number of cases, is used up."""
+        late = self.compared >= _AT_LEAST and processor_s() - self.begun >= share * self.seconds
+        return late or self.left <= 0
+
+    @property
+    def late(self) -> bool:
+        """Whether the seconds are used up."""
+        return self.left > 0 and self.used(1.0)
+
+    @property
+    def over(self) -> bool:
+        return self.used(1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +114,7 @@ class Cases:
     def boundary(self) -> Iterator[Chosen]:
         """Every pair of levels, long rows among them; the probes come before."""
         for position, choice in self.covering():
-            if self.budget.left <= 0:
+            if self.budget.used(_PAIRS_OF_TUNED if self._configs else 1.0):
                 return
             forbidden = self._pace.forbids(choice)
             chosen = Chosen(None, choice, (TOO_EXPENSIVE, forbidden)) if forbidden else self.build(choice, position)
@@ -98,7 +126,7 @@ class Cases:
         """Two plain cases of different size; launch constants equal in both are block sizes worth testing around."""
         self._probed = []
         for size in _PROBE_SIZES:
-            if self.budget.left <= 0:
+            if self.budget.over:
                 break
             chosen = self.build({f"dim {name}": size for name in self.spec.sized}, size)
             yield chosen
@@ -116,12 +144,16 @@ class Cases:
             *enumerate(covering.long_rows(self.plan), 100_000),
             *enumerate(covering.broad_rows(self.plan), 200_000),
         ]
-        yield from covering.within(self.budget.left, pairs, long)
+        timed = self.budget.seconds < math.inf
+        if timed:
+            # In tiles of some hundred, rows past 2^16 took 11 % of the suite's time, and no planted bug needs them.
+            long.sort(key=lambda one: longest(one[1])[1] >= LONG[-1])
+        yield from covering.within(self.budget.left, pairs, long, mixed=timed)
 
     def far(self) -> Iterator[Chosen]:
         """Cases whose offsets do not fit 32 bits, and no others."""
         for case in large_offsets.cases(self.plan, self.base, self.profile.covering):
-            if self.budget.left <= 0:
+            if self.budget.over:
                 return
             yield Chosen(case)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.case_model import Case, Layout
 from pytest_fusion.case.choosing import large_offsets
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.describe import describe
 from pytest_fusion.case.plan import make_plan
+from pytest_fusion.case.sizes import count
 from pytest_fusion.checks.evidence import ProcessEnd
 from pytest_fusion.checks.verdict import Verdict, failed
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
@@ -21,73 +23,89 @@ from pytest_fusion.engine.cases import limits_of
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.tally import Failure, Tally
 from pytest_fusion.errors import ReplayError
+from pytest_fusion.run.clock import processor_s
 from pytest_fusion.run.process.fork import Crash
 
-# Each step of shrinking a crash forks, and each hang waits out its limit.
-_CRASH_RUNS = 60
-_HANG_RUNS = 4
-_HANG_SECONDS = 4.0
+# Shrinking a crash forks once a case, and a hang waits out its limit each time: on a GPU a context is made within it.
+_CRASH_RUNS, _HANG_RUNS = 60, 12
+_HANG_SECONDS, _GPU_HANG_SECONDS = 2.0, 6.0
+# In so many seconds of the processor smaller cases are looked for.
+_HANGS_S = 6.0
+# After so many seconds a case is looked into. It may take so many times its limit where that shows no hang.
+_SUSPECT_S, _SLOW = 6.0, 3.0
+# A call of so few elements takes milliseconds.
+_FEW = 256
 
 
-def was_only_slow(job: Job, outcome: object) -> bool:
-    """Whether a case that timed out ends alone in twice its time; the test then gets `PATIENCE` times its limit."""
-    if not isinstance(outcome, Crash) or outcome.kind != "timeout":
-        return False
-    note = outcome.last_note or {}
-    case = _case_of(note)
-    # With a finding noted, only its diagnosis was too slow.
-    if "found" in note or case is None or job.only is not None:
-        return False
-    again = job.alone(case, explained=False).in_child(2 * job.request.profile.seconds, forward=False)
-    return not (isinstance(again, Crash) and again.kind == "timeout")
+class Late:
+    """Called for a case that takes long, while it runs on: the limit that it has from now on; ``None`` for a hang.
+
+    Time alone does not distinguish a hang from a slow case. Other cases do: one of few elements takes long too, or
+    contiguous copies of the same values do not. ``found`` is the smallest case that hangs.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._seconds = job, job.request.profile.seconds
+        self.first_s = min(_SUSPECT_S, self._seconds) if job.only is None else self._seconds
+        self.found: Failure | None = None
+        self.notes: list[str] = []
+
+    def __call__(self, note: Any) -> float | None:
+        case = _case_of(note or {})
+        if self.notes or self._job.only is not None:
+            return None
+        self.notes = [f"a case took more than {self.first_s:g} s but ended when it was given more time"]
+        if case is None or "arm" in note or ("found" in note and "shrinking" not in note):
+            return self._seconds  # the diagnosis of a finding, or another kernel than the one under test
+        found = _smallest(self._job, Crash("timeout", "", note, ""), case)
+        few = math.prod(map(count, (found.case or case).sizes.values())) <= _FEW
+        if found.shrink_runs and (few or found.diagnosis is not None):
+            self.found = found
+            return None
+        return _SLOW * self._seconds
 
 
-def without_shrinking(job: Job, outcome: Tally | Crash) -> Tally | None:
-    """The tally of the failing case alone, where shrinking ran out of time and no kernel call did."""
-    note = outcome.last_note if isinstance(outcome, Crash) and outcome.kind == "timeout" else None
-    case = _case_of(note or {})
-    if note is None or case is None or not note.get("shrinking"):
-        return None
-    found = job.alone(case).in_child(2 * job.request.profile.seconds, forward=False)
-    if not isinstance(found, Tally) or found.failure is None:
-        return None
-    found.cases = int(note.get("cases", found.cases))
-    found.notes.append("the search for a smaller case did not come to an end; it is no call of the kernel that hangs")
-    return found
+def tally_of(job: Job, crash: Crash, smallest: Failure | None = None) -> Tally:
+    """The crash as a failure, on the smallest case that still crashes alike, each tried in a child of its own.
 
-
-def tally_of(job: Job, crash: Crash) -> Tally:
-    """The crash as a failure on the smallest case that crashes alike; each try has its own child."""
+    ``smallest`` is that failure where it is known.
+    """
     note = crash.last_note or {}
     tally = Tally(cases=int(note.get("cases", 0)), pinned=note.get("pinned"))
-    cases, found = tally.cases, _case_of(note)
-    if "found" in note:
+    cases, found, others = tally.cases, _case_of(note), list(note.get("findings", ()))
+    dies = "shrinking" in note and (smallest is not None or crash.kind != "timeout")
+    if "found" in note and dies:
+        others.append(note["found"])
+    if "found" in note and not dies:
         ended = f"an experiment on it ended the process ({crash.kind}: {crash.detail})"
         failure = _noted(job, note["found"], ended)
     elif found is None:
         cases, failure = 0, Failure(_verdict(crash), None, trace=last_words(crash.stderr_tail))
     else:
-        smallest, last, runs = _smallest(job, crash, found)
-        described = describe(job.spec, smallest)
-        trace, diagnosis = last_words(last.stderr_tail), _of_offsets(job, smallest)
-        failure = Failure(_verdict(last), smallest, described, trace=trace, shrink_runs=runs, diagnosis=diagnosis)
+        failure = smallest or _smallest(job, crash, found)
     tally.failure, verdict = failure, failure.verdict
-    tally.others = [_noted(job, one, "the process ended before more was learned") for one in note.get("findings", ())]
+    tally.others = [_noted(job, one, "the process ended before more was learned") for one in others]
     tally.checks[verdict.check] = {"verdict": "fail", "reason": verdict.reason, "cases": cases}
     return tally
 
 
-def _of_offsets(job: Job, case: Case) -> Diagnosis | None:
-    """The diagnosis of a crash on offsets beyond 2^31 that does not occur on compact copies of the same values."""
-    if not large_offsets.goes_far(job.spec, case):
+def _of_layout(job: Job, case: Case, seconds: float, *, hangs: bool) -> Diagnosis | None:
+    """The diagnosis of a hang on strides, or a crash on offsets past 2^31, that compact copies of the same values lack.
+
+    Where a strided access dies, it may be luck that a dense one beside it does not.
+    """
+    far = large_offsets.goes_far(job.spec, case)
+    compact = case.contiguous(large_offsets.far_tensors(job.spec, case)) if far else case
+    for name, inner in case.tensors.items() if hangs and not far else ():
+        compact = compact.with_tensor(name, layout=Layout(offset=inner.layout.offset))
+    if compact.key() == case.key():
         return None
-    compact = case.contiguous(large_offsets.far_tensors(job.spec, case))
-    outcome = job.alone(compact, explained=False).in_child(job.request.profile.seconds, forward=False)
-    if isinstance(outcome, Crash):
+    if isinstance(job.alone(compact, explained=False).in_child(seconds, forward=False), Crash):
         return None
-    return Diagnosis(
-        "int32-overflow", ["an offset passes 2^31 elements, and a compact copy of the same values ends well"]
-    )
+    ends = "a compact copy of the same values ends well"
+    if far:
+        return Diagnosis("int32-overflow", [f"an offset passes 2^31 elements, and {ends}"])
+    return Diagnosis("ignores-strides", [f"{ends}, without its strides"])
 
 
 def _noted(job: Job, found: Mapping[str, Any], ended: str) -> Failure:
@@ -98,11 +116,13 @@ def _noted(job: Job, found: Mapping[str, Any], ended: str) -> Failure:
     return Failure(Verdict.from_json(found["verdict"]), case, described, diagnosis=diagnosis)
 
 
-def _smallest(job: Job, crash: Crash, found: Case) -> tuple[Case, Crash, int]:
-    """The smallest case that crashes alike, its crash, and how many were tried."""
-    request = job.request
-    seconds = min(request.profile.seconds, _HANG_SECONDS) if crash.kind == "timeout" else request.profile.seconds
-    last = crash
+def _smallest(job: Job, crash: Crash, found: Case) -> Failure:
+    """The crash on the smallest case that crashes alike; each is tried in a child of its own."""
+    request, last, hangs = job.request, crash, crash.kind == "timeout"
+    seconds, until, runs = request.profile.seconds, math.inf, _CRASH_RUNS
+    if hangs:
+        runs, seconds = _HANG_RUNS, min(seconds, _HANG_SECONDS if request.device == "cpu" else _GPU_HANG_SECONDS)
+        until = processor_s() + _HANGS_S
 
     def dies(case: Case) -> bool:
         nonlocal last
@@ -116,12 +136,22 @@ def _smallest(job: Job, crash: Crash, found: Case) -> tuple[Case, Crash, int]:
         last = outcome
         return True
 
-    if job.only is not None or "pinned" in (crash.last_note or {}) or not (crash.kind == "timeout" or dies(found)):
-        return found, last, 0
-    limits = limits_of(request.profile, torch.device(request.device))
-    plan = make_plan(job.spec, pools=searching.pools(job.spec, 0), limits=limits)
-    shrinker = Shrinker(plan, found, dies, max_runs=_HANG_RUNS if crash.kind == "timeout" else _CRASH_RUNS)
-    return shrinker.run(), last, shrinker.runs
+    case, tried = found, 0
+    if job.only is None and "pinned" not in (crash.last_note or {}) and (hangs or dies(found)):
+        limits = limits_of(request.profile, torch.device(request.device))
+        plan = make_plan(job.spec, pools=searching.pools(job.spec, 0), limits=limits)
+        shrinker = Shrinker(plan, found, dies, max_runs=runs, late=lambda: processor_s() >= until)
+        case, tried = shrinker.run(), shrinker.runs
+        if hangs and case == found and not dies(found):
+            tried = 0
+    return Failure(
+        _verdict(last),
+        case,
+        describe(job.spec, case),
+        trace=last_words(last.stderr_tail),
+        shrink_runs=tried,
+        diagnosis=_of_layout(job, case, seconds, hangs=hangs),
+    )
 
 
 def _case_of(note: Mapping[str, Any]) -> Case | None:

@@ -10,25 +10,20 @@ from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import FusionError
 from pytest_fusion.run.process import preload
 from pytest_fusion.run.process.fork import can_fork
-from pytest_fusion.run.process.supervisor import PATIENCE
 
 
 def tally_in_child(job: Job) -> Tally:
     """The tally of a job whose cases run in a forked child; a crash or a hang there is a failure like any other."""
-    seconds = job.request.profile.seconds
-    notes = []
+    late = crash.Late(job)
     preload.inherit(
         gradients=bool(job.spec.grad),
         compiles=job.request.device != "cpu",
         searches=job.only is None and job.request.profile.search > 0,
     )
     with job.compiling_ahead() as start:
-        outcome = job.in_child(seconds, on_compilation=start)
-    if crash.was_only_slow(job, outcome):
-        notes = [f"a case took more than {seconds:g} s but ended when it was given more time"]
-        outcome = job.in_child(PATIENCE * seconds)
-        outcome = crash.without_shrinking(job, outcome) or outcome
-    tally = with_first_call(job, outcome if isinstance(outcome, Tally) else crash.tally_of(job, outcome))
+        outcome = job.in_child(late.first_s, on_compilation=start, on_late=late)
+    notes = late.notes if isinstance(outcome, Tally) else []
+    tally = with_first_call(job, outcome if isinstance(outcome, Tally) else crash.tally_of(job, outcome, late.found))
     tally = with_second_opinion(job, tally)
     preload.learn(tally.imported)
     tally.notes += notes

@@ -119,11 +119,17 @@ class Job:
         return None, [*([f"{passed} pinned replay(s) were run first and pass"] if passed else []), *notes]
 
     def in_child(
-        self, seconds: float, *, forward: bool = True, on_compilation: Callable[[], None] | None = None
+        self,
+        seconds: float,
+        *,
+        forward: bool = True,
+        on_compilation: Callable[[], None] | None = None,
+        on_late: Callable[[Any], float | None] = lambda _: None,
     ) -> Tally | Crash:
         """All cases in a child; a lost CUDA context counts as a crash. ``seconds`` limits one case.
 
-        ``forward=False`` drops the child's output. ``on_compilation`` is called when the compile cache proves cold.
+        ``seconds`` is the limit of one case, past which ``on_late`` may give another. ``forward=False`` drops what the
+        child prints. ``on_compilation`` is called when the compile cache proves cold.
         """
 
         def work(channel: Channel) -> Tally | Crash:
@@ -141,7 +147,7 @@ class Job:
                     raise
                 return Crash("exit", first_line(error), dict(last), "")
 
-        return unwrap(run_isolated(work, time_limit_s=seconds, forward=forward))
+        return unwrap(run_isolated(work, time_limit_s=seconds, forward=forward, on_late=on_late))
 
     @contextlib.contextmanager
     def compiling_ahead(self) -> Iterator[Callable[[], None] | None]:

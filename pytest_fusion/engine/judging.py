@@ -28,12 +28,13 @@ from pytest_fusion.interpreter.bridge import lane_state
 from pytest_fusion.interpreter.bridge.named_device import standing_in
 from pytest_fusion.interpreter.control import executor
 from pytest_fusion.run import compilers, pristine
-from pytest_fusion.run.clock import Clock
+from pytest_fusion.run.clock import Clock, processor_s
 from pytest_fusion.run.process import preload
 from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.wording import plural
 
-# The most findings to shrink and explain; the rest are listed.
-_SHRUNK = 8
+# So many findings are shrunk and explained, in so many times the seconds for cases; the rest are listed.
+_SHRUNK, _TIMES = 8, 2
 # Checks whose verdicts a wrong result does not explain.
 _UNSPOILED = ("inputs", "launches", "device")
 # Changed values at the same addresses cost a second reference run: the first cases get one, then one in twelve.
@@ -76,10 +77,10 @@ class Judging:
         self.tally = Tally()
         # Findings, each on its smallest case, in the order of discovery.
         self.found: list[Failure] = []
+        # Seconds of the processor that are left to shrink and explain.
+        self._left_s = _TIMES * budget.seconds
         # Failures by identity, met only in cases that an earlier failure had spoiled.
         self._behind: dict[str, Verdict] = {}
-        # A judged case had an element to compare.
-        self._compared = False
 
     def _began(self, check: str) -> None:
         self.note({**self._last, "reached": check})
@@ -134,7 +135,7 @@ class Judging:
             tally.reject(result.rejected)
         else:
             tally.judge(self.spec, case, result.verdicts)
-            self._compared = self._compared or result.compared
+            self.budget.compared += result.compared
         return result
 
     def count_case(self) -> None:
@@ -158,10 +159,12 @@ class Judging:
             if spoiled is not None and verdict.check not in _UNSPOILED and not verdict.cause:
                 self._behind.setdefault(verdict.identity, verdict)
                 continue
-            if len(self.found) >= _SHRUNK or not explained:
+            if len(self.found) >= _SHRUNK or not explained or self._left_s <= 0:
                 failure = Failure(verdict, result.case, describe(self.spec, result.case))
             else:
+                begun = processor_s()
                 failure = self.minimum(cases, outer, result, verdict, shrink=shrink)
+                self._left_s -= processor_s() - begun
             self._behind.pop(verdict.identity, None)
             if not self._same(failure):
                 self.found.append(failure)
@@ -192,6 +195,9 @@ class Judging:
         tally.blocks = list(cases.blocks)
         tally.coverage = cases.pairs.as_json()
         tally.notes = self._notes()
+        if whole and self.budget.late:
+            tally.coverage |= {"seconds": self.budget.seconds, "unmet": cases.pairs.unmet()}
+            tally.notes.append(_cut(tally))
         self._conclude_checks(failing)
         if whole:
             tally.notes += deterministic.notes(self.context, 0 if failing else tally.judged)
@@ -216,7 +222,7 @@ class Judging:
 
     def minimum(self, cases: Cases, outer: Any, found: CaseResult, verdict: Verdict, *, shrink: bool) -> Failure:
         """The finding ``verdict`` of ``found`` on the smallest case."""
-        minimum = Minimum(self.context, cases.plan, outer, cases.blocks, self.tally.cases, self.note)
+        minimum = Minimum(self.context, cases.plan, outer, cases.blocks, self.tally.cases, self.note, self._left_s)
         return minimum.of(found, verdict, shrink=shrink)
 
     def _notes(self) -> list[str]:
@@ -261,11 +267,11 @@ class Judging:
         """Fail the test, or make it `unknown`, where its cases could not have shown a wrong kernel."""
         tally, refusals = self.tally, self.context.progress.refusals
         only_empty = f"{tally.judged} case(s) were judged, of empty outputs alone"
-        if not self._compared and tally.rejected:
+        if not self.budget.compared and tally.rejected:
             # Any kernel gets empty outputs right: the same as no case at all.
             verdict = unjudged.nothing_judged(tally.rejected, refusals, beside=f"; {only_empty}")
             tally.failure = Failure(verdict, None)
-        elif not self._compared:
+        elif not self.budget.compared:
             tally.empty = only_empty
         else:
             self._conclude_all()
@@ -285,6 +291,13 @@ class Judging:
 def _new(before: Mapping[_Noted, int], now: Mapping[_Noted, int]) -> list[_Noted]:
     """What was counted since."""
     return [key for key, count in now.items() if count > before.get(key, 0)]
+
+
+def _cut(tally: Tally) -> str:
+    """What a reader should know of a test whose budget is used up."""
+    seconds, unmet = tally.coverage["seconds"], tally.coverage["unmet"]
+    pairs = f"{plural(len(unmet), 'pair')} did not meet, such as {unmet[0]}" if unmet else "all pairs met"
+    return f"the budget of {seconds:g} s (--fusion-seconds) ended the test after {plural(tally.cases, 'case')}: {pairs}"
 
 
 def programs_of(profile: Profile, device: torch.device) -> int:

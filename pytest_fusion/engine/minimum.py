@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from pytest_fusion.case.case_model import Case
@@ -20,12 +21,13 @@ from pytest_fusion.checks.repeat.repeat import Variance
 from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.diagnose import UNEXPLAINED, diagnose
-from pytest_fusion.diagnosis.experiments import Lab
+from pytest_fusion.diagnosis.experiments import MAX_SECONDS, Lab
 from pytest_fusion.diagnosis.shrink import MAX_RUNS, Shrinker
 from pytest_fusion.diagnosis.text.error_map import marked, picture
 from pytest_fusion.engine.tally import Failure
 from pytest_fusion.errors import SpecError
 from pytest_fusion.interpreter.launch import likely_blocks
+from pytest_fusion.run.clock import processor_s
 from pytest_fusion.spec.inputs import may_index
 
 # A hazard fails no test, so its smallest case is worth less time.
@@ -36,10 +38,16 @@ _SEEDS = (0, 1)
 # With so many seeds two or three give an upstream gradient a layout.
 _FEW_SEEDS = 7
 
+_Shown = tuple[CaseResult, Verdict] | None
+
 
 @dataclass(frozen=True, slots=True)
 class Minimum:
-    """Finds it in ``plan`` after ``cases``; ``blocks`` are likely block sizes, ``note`` names a case that crashes."""
+    """Finds it among the cases of ``plan``, after ``cases`` have run.
+
+    ``blocks`` are likely block sizes, none where there was no time to learn them. ``note`` gets each case before it
+    runs, so that a crash has a name. ``seconds`` of the processor are to shrink and explain, each half of them.
+    """
 
     context: Context
     plan: Plan
@@ -47,6 +55,7 @@ class Minimum:
     blocks: Sequence[int]
     cases: int
     note: Callable[[dict[str, Any]], None]
+    seconds: float
 
     def of(self, found: CaseResult, first: Verdict, *, shrink: bool) -> Failure:
         """The finding ``first`` of ``found`` on the smallest case; on its own case if not ``shrink``."""
@@ -59,9 +68,11 @@ class Minimum:
         ordered = isinstance(first.evidence, Variance) and first.evidence.order is not None
         chance = first.check == "repeat" and not _seen(first) and not ordered
 
+        show = partial(self._showing, context, first=first, noted=_noted(found, first))
+
         def fails(case: Case) -> bool:
             nonlocal result, verdict
-            shown = self._showing(context, case, first)
+            shown = show(case)
             if shown is not None:
                 result, verdict = shown
             return shown is not None
@@ -76,10 +87,12 @@ class Minimum:
             by_values, seeds = False, _FEW_SEEDS if found.reached == gradients.NAME else 1
         else:
             seeds = None
+        until = processor_s() + self.seconds / 2
         shrinker = Shrinker(
             self.plan,
             found.case,
             fails,
+            late=lambda: processor_s() >= until,
             max_runs=MAX_RUNS if first.failed else _HAZARD_RUNS,
             by_values=by_values,
             seeds=seeds,
@@ -87,13 +100,11 @@ class Minimum:
         )
         if shrink and searching.wants_phase(self.outer, "shrink"):
             shrinker.run()
-        if verdict.failed and result.case.configs:
-            plain = result.case.with_(configs={})
-            if self._showing(context, plain, first) is None:
-                verdict = configs.blamed(self.context, result, verdict)
+        if verdict.failed and result.case.configs and show(result.case.with_(configs={})) is None:
+            verdict = configs.blamed(self.context, result, verdict)
         lab = self._lab(result, verdict) if verdict.failed else None
         where = self._map(result, verdict)
-        larger = self._larger(context, lab, first) if lab is not None and where is not None and shrink else None
+        larger = self._larger(show, lab) if lab is not None and where is not None and shrink else None
         diagnosis = diagnose(lab) if lab is not None else None
         return Failure(
             verdict,
@@ -119,14 +130,14 @@ class Minimum:
             return picture(result.evidence, self.context.spec.tolerance)
         return marked(*result.differs) if result.differs is not None else None
 
-    def _larger(self, context: Context, lab: Lab, first: Verdict) -> tuple[dict[str, Any], dict[str, Any]] | None:
-        """A case with every size from 2 to 5 that shows the same; ``None`` where no size of the smallest is below 2."""
+    def _larger(self, show: Callable[[Case], _Shown], lab: Lab) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """A case with every size from 2 to 5 that shows the same, where a size of the smallest is below 2."""
         if all(size > 1 for size in lab.base.sizes.values() if isinstance(size, int)):
             return None
         for sizes in _LARGER:
             case = lab.grown(None, sizes)
             for seed in _SEEDS:
-                shown = self._showing(context, case.with_(seed=seed), first)
+                shown = show(case.with_(seed=seed))
                 found = self._map(*shown) if shown is not None else None
                 if shown is not None and found is not None:
                     return self._described(shown[0].case), found
@@ -143,17 +154,17 @@ class Minimum:
     def _lab(self, result: CaseResult, verdict: Verdict) -> Lab:
         # A failure in the very first case leaves no time to learn block sizes; its own launches suggest some.
         blocks = self.blocks or likely_blocks([result.launches])
-        cause = likely_cause(verdict) or UNEXPLAINED
-        found = {"verdict": verdict.as_json(), "cause": cause, "case": result.case.as_json()}
+        found = _noted(result, verdict)
 
         def note(case: Case) -> None:
             self.note({"case": case.as_json(), "cases": self.cases, "found": found})
 
-        return Lab(self.context, self.plan, result.case, verdict, blocks=blocks, note=note)
+        seconds = min(MAX_SECONDS, self.seconds / 2)
+        return Lab(self.context, self.plan, result.case, verdict, blocks=blocks, note=note, max_seconds=seconds)
 
-    def _showing(self, context: Context, case: Case, first: Verdict) -> tuple[CaseResult, Verdict] | None:
+    def _showing(self, context: Context, case: Case, first: Verdict, noted: dict[str, Any]) -> _Shown:
         """The result of a case that shows the same bug, and its verdict."""
-        self.note({"case": case.as_json(), "cases": self.cases, "shrinking": True})
+        self.note({"case": case.as_json(), "cases": self.cases, "shrinking": True, "found": noted})
         try:
             with self.context.clock.phase("shrink"):
                 result = judge_case(context, case, again=first.identity == "repeat:stale")
@@ -162,6 +173,12 @@ class Minimum:
         if result.rejected is not None or result.spoiled_by() is not None:
             return None
         return next(((result, verdict) for verdict in result.findings if verdict.identity == first.identity), None)
+
+
+def _noted(result: CaseResult, verdict: Verdict) -> dict[str, Any]:
+    """A finding as notes have it, so that it is not lost with the process."""
+    cause = likely_cause(verdict) or UNEXPLAINED
+    return {"verdict": verdict.as_json(), "cause": cause, "case": result.case.as_json()}
 
 
 def _seen(verdict: Verdict) -> bool:

@@ -169,6 +169,8 @@ def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:
     """Every check by name: what was seen, what was switched off, what this version cannot do."""
     ended = tally.failure is not None or not tally.judged
     unmet = "not reached: an earlier failure ended the run" if ended else "no case met the conditions of this check"
+    if not ended and (seconds := tally.coverage.get("seconds")):
+        unmet = f"not reached within the budget of {seconds:g} s"
     found = {name: {"verdict": "unknown", "reason": unmet, "cases": 0} for name in registry.names()}
     found |= {name: entry for name, entry in tally.checks.items() if name in found}
     for name in found.keys() & spec.without:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pytest_fusion.errors import FusionError
@@ -25,6 +26,13 @@ class Profile:
     large: bool = False
     # The run needs few cases.
     few: bool = False
+    # Seconds of the processor for the cases of one test; on a GPU compiling is most of them.
+    budget_s: float = math.inf
+    gpu_budget_s: float = math.inf
+
+    def budget_on(self, device: str) -> float:
+        """The budget of a test on a device of this type, in seconds of the processor."""
+        return self.budget_s if device == "cpu" else self.gpu_budget_s
 
 
 # A program costs about 0.7 ms alone, a twentieth of that in a batch. Launches that cannot be batched and slow rows
@@ -33,7 +41,7 @@ class Profile:
 # `gate` is for runs that only measure: a plainly wrong kernel gets no numbers.
 PROFILES: dict[str, Profile] = {
     "gate": Profile("gate", covering=20, search=0, programs=2000, seconds=15.0, elements=1 << 14, long=False, few=True),
-    "dev": Profile("dev", covering=130, search=30, programs=4000, seconds=15.0),
+    "dev": Profile("dev", covering=130, search=30, programs=4000, seconds=15.0, budget_s=6.0, gpu_budget_s=20.0),
     "ci": Profile("ci", covering=150, search=60, programs=7000, seconds=60.0),
     "deep": Profile("deep", covering=1000, search=1000, programs=70_000, seconds=600.0, elements=1 << 21, work=1 << 25),
     # A case takes a few small launches; on a GPU it needs some 25 GB for a moment.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -76,7 +77,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[keys.options] = options
     config.stash[keys.records] = []
     config.stash[keys.orphans] = []
-    config.pluginmanager.register(_Collector(config.stash[keys.records]), "fusion-records")
+    config.pluginmanager.register(_Collector(config), "fusion-records")
     if options.bench:
         from pytest_fusion.plugin.benchmark import Benchmarks
 
@@ -95,11 +96,20 @@ def pytest_collection(session: pytest.Session) -> None:
 class _Collector:
     """Gathers the records in reports, from this process and from workers; reports have no config."""
 
-    def __init__(self, records: list[TestRecord]) -> None:
-        self._records = records
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._records.extend(TestRecord.from_json(data) for data in getattr(report, "fusion", ()))
+        """Keep the records, and write a line for each that fails: the run may go on for minutes."""
+        found = [TestRecord.from_json(data) for data in getattr(report, "fusion", ())]
+        self._config.stash[keys.records].extend(found)
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is not None and terminal.verbosity >= 0 and not keys.is_worker(self._config):
+            from pytest_fusion.report.terminal import progress
+
+            for text, markup in progress(found):
+                terminal.ensure_newline()
+                terminal.write_line(text, **markup)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -140,7 +150,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     found = describe(device)
     where = "cpu (Triton interpreter)" if device == "cpu" else f"{device} ({found['device_name'] or 'unnamed'})"
     versions = ", ".join(f"{name} {found[name]}" if found[name] else f"no {name}" for name in ("torch", "triton"))
-    return f"fusion: {where}, {versions}, profile {options.profile.name}"
+    seconds = options.profile.budget_on(device)
+    budget = f", {seconds:g} s of the processor for each test" if seconds < math.inf else ""
+    return f"fusion: {where}, {versions}, profile {options.profile.name}{budget}"
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,6 +53,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 _OPTIONS = (
     ("device", "Where kernels run: auto, cpu or cuda[:N]", "auto"),
     ("profile", "How much to spend on each test", "dev"),
+    ("seconds", "Seconds of the processor for the cases of each test, none, or those of the profile", "profile"),
     ("bench-profile", "The profile of a run with --fusion-bench that is given none by --fusion-profile", ""),
     ("isolate", "Run each test in a child process, so that a crash fails that test alone", "auto"),
     ("executor", "Run interpreted kernels with all programs of a launch at once, or one after the other", "batched"),
@@ -166,10 +168,20 @@ def project(config: pytest.Config) -> Path:
 
 
 def _profile(config: pytest.Config, bench: bool) -> Profile:
-    """The profile; one from the command line wins over one for runs that measure."""
-    if bench and config.getoption("fusion_profile", None) is None and _value(config, "bench_profile"):
-        return profile(_value(config, "bench_profile"))
-    return profile(_value(config, "profile") or "dev")
+    """A profile that the command line gives wins over one for runs that measure; with the budget that is given."""
+    name = _value(config, "profile") or "dev"
+    if bench and config.getoption("fusion_profile", None) is None:
+        name = _value(config, "bench_profile") or name
+    text = _value(config, "seconds") or "profile"
+    if text == "profile":
+        return profile(name)
+    try:
+        seconds = math.inf if text == "none" else float(text)
+    except ValueError:
+        seconds = math.nan
+    if not seconds > 0:
+        raise FusionError(f"--fusion-seconds {text!r}: give a number of seconds, none, or profile")
+    return replace(profile(name), budget_s=seconds, gpu_budget_s=seconds)
 
 
 def _without(text: str) -> tuple[str, ...]:

@@ -82,8 +82,11 @@ def hazards(record: TestRecord) -> dict[str, str]:
 
 
 def thin(record: TestRecord) -> list[str]:
-    """Why the verdict has a small basis; empty if it has not. One concrete call (``check_equivalent``), a replay and a
-    profile of few cases want few cases, so these are no fault."""
+    """Why the verdict rests on little; empty where it does not.
+
+    One concrete call (``check_equivalent``) has no coverage, and is what its caller wanted: few cases are no fault. So
+    they are none of a replay, and of a profile of few cases. What a budget left out is reported as that.
+    """
     if record.coverage.get("few"):
         return []
     parts = []
@@ -94,7 +97,7 @@ def thin(record: TestRecord) -> list[str]:
         parts.append("no case was judged")
     elif share is not None and record.judged < FEW_CASES:
         parts.append(f"only {plural(record.judged, 'case')} judged")
-    if share is not None and share < LITTLE_COVERED:
+    if share is not None and share < LITTLE_COVERED and "seconds" not in record.coverage:
         parts.append(f"only {percent(share)} of pairs covered")
     if rejected > MANY_REJECTED * record.cases or (parts and rejected):
         parts.append(f"{rejected:,} of {plural(record.cases, 'case')} rejected ({tally(record.rejected)})")

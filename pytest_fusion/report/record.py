@@ -14,21 +14,22 @@ SCHEMA = 1
 class TestRecord:
     """The result of all cases of one test.
 
-    ``checks`` maps a check's name to ``{"verdict", "reason", "cases", ...evidence}``; ``judged`` is the number of
-    judged ``cases``. ``rejected`` counts rejections by kind (an exception's name, ``"too-expensive"``), also those
-    before a case was made. ``coverage`` has ``{"pairs", "covered", "share", "few"}``, ``few`` if few cases were
-    requested. ``worst`` has ``{"ratio", "output", "statistic", "case"}`` of the largest error over the allowed one,
-    ``grade`` is ``"A"`` to ``"D"`` or ``None``. ``off`` maps a switched-off check to the user's reason, ``phases`` a
-    phase (fused, reference, make, judge, plugin) to seconds. ``expected``: ``pytest.mark.xfail`` announced the failure.
-    ``raised``: the test ended in an error of the spec or of this package, which is ``"unknown"`` and fails in pytest.
-    ``script`` is the path of the failing case's stand-alone script. ``diagnosis`` of a failure has
-    ``{"cause", "evidence", "ruled_out", "runs"}``: a slug, two lists of sentences, and how often the kernel ran for
-    them. ``bench`` of a measured test has ``{"rows", "compared", "resources", "limits", "notes", "complete"}``,
-    ``canary`` of a comparison
-    ``{"verdict", "reasons", "metrics", "counts", "incumbent", "pairs", "latency", "notes"}``. ``findings`` are worst
-    first, each ``{"code", "check", "level", "message", "case", "replay", "accept", "allowed"}``: ``level`` is
-    ``"wrong"`` or ``"hazard"``, ``accept`` the keyword that accepts it (``None`` for unexplained ones), ``allowed`` the
-    user's reason if the spec does, else ``None``.
+    ``checks`` maps a check's name to ``{"verdict", "reason", "cases", ...evidence}``; of ``cases`` so many were
+    ``judged``; ``rejected`` maps the kind of a rejection (an exception's name, ``"too-expensive"``) to its count, those
+    that were left out before they became a case among them; ``coverage`` has ``{"pairs", "covered", "share", "few"}``,
+    ``few`` where few cases were all that was wanted, and of a test whose budget was used up ``seconds``, the budget,
+    and ``unmet``, the pairs that did not meet; ``worst`` has ``{"ratio", "output", "statistic", "case"}`` of the
+    largest error against what was allowed; ``grade`` is ``"A"`` to ``"D"`` or ``None``; ``off`` maps a
+    switched-off check to the user's reason; ``phases`` maps a phase (fused, reference, make, judge, plugin) to seconds;
+    ``expected`` means that ``pytest.mark.xfail`` announced the failure; ``raised`` that the test ended in an error of
+    the spec or of this package, which is ``"unknown"`` and fails in pytest; ``script`` is the path of the stand-alone
+    script of the failing case; ``diagnosis`` of a failure has ``{"cause", "evidence", "ruled_out", "runs"}``: a slug,
+    two lists of sentences, and how often the kernel ran for them; ``bench`` of a measured test has ``{"rows",
+    "compared", "resources", "limits", "notes", "complete"}``; ``canary`` of one that was compared with an incumbent has
+    ``{"verdict", "reasons", "metrics", "counts", "incumbent", "pairs", "latency", "notes"}``.
+    ``findings`` are all that was found, worst first, each ``{"code", "check", "level", "message", "case", "replay",
+    "accept", "allowed"}``: ``level`` is ``"wrong"`` or ``"hazard"``, ``accept`` the keyword that accepts it (``None``
+    for what is unexplained), ``allowed`` the user's reason where the spec does, else ``None``.
     """
 
     __test__ = False  # a record, not a test class

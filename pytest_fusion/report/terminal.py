@@ -37,7 +37,7 @@ def summary(
     else:
         lines = [line for record in ordered for line in attention(record, failures_only=verbosity < 0)]
     if verbosity == 0:
-        lines += _hazards(records) + _switched_off(records) + _not_judged(records)
+        lines += _hazards(records) + _switched_off(records) + _not_judged(records) + _cut_short(records)
     if lines and verbosity >= 0:
         lines.append(total(records))
     lines += [(f"{kind} report: {path}", _PLAIN) for kind, path in (written or {}).items()]
@@ -75,6 +75,12 @@ def details(record: TestRecord) -> list[Line]:
         lines += [(f"  not requested, or nothing to judge: {', '.join(unwanted)}", _PLAIN)] if unwanted else []
     lines += [(f"  note: {phrases.one_line(note)}", _PLAIN) for note in record.notes]
     return lines
+
+
+def progress(records: Iterable[TestRecord]) -> list[Line]:
+    """A line for each failure, for the time until the summary: test, check, cause, what was found."""
+    failed = [record for record in records if phrases.outcome(record) == "fail"]
+    return [(f"{_failure(record)[0][0]}: {phrases.reason(record)}", _RED) for record in failed]
 
 
 def total(records: Sequence[TestRecord]) -> Line:
@@ -143,6 +149,13 @@ def _not_judged(records: Iterable[TestRecord]) -> list[Line]:
         (f"not judged in {plural(count, 'test')} (reasons at -v): {', '.join(same)}", _YELLOW)
         for count, same in names.items()
     ]
+
+
+def _cut_short(records: Iterable[TestRecord]) -> list[Line]:
+    """How many passing tests their budget ended before all pairs had met; at -v each says which pairs."""
+    cut = sum(record.verdict == "pass" and bool(record.coverage.get("unmet")) for record in records)
+    text = f"the budget ended {plural(cut, 'test')} before all pairs of settings met (-v; all: --fusion-profile ci)"
+    return [(text, _YELLOW)] if cut else []
 
 
 def _reasons(records: Iterable[TestRecord]) -> list[Line]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,11 @@ from pytest_fusion.run.pristine import perf_counter
 FIRST = "values"
 # Phases of the user's code, which may take long, and the least seconds between two reports of their ends.
 _FOREIGN, _PULSE_S = frozenset({"fused", "reference"}), 1.0
+
+
+def processor_s() -> float:
+    """Seconds of the processor that this process and its ended children used, whatever else the machine does."""
+    return sum(os.times()[:4])
 
 
 @dataclass(slots=True)

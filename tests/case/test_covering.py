@@ -91,6 +91,9 @@ def test_half_of_the_pairs_are_counted_as_half(plan_of: PlanOf) -> None:
     count.add({"layout x": ("contiguous", 0), "dtype x": "int8"})
     count.add({"layout x": ("contiguous", 0), "dtype x": "int99"})
     assert count.as_json() == {"pairs": 6, "covered": 1, "share": round(1 / 6, 4)}
+    assert len(count.unmet()) == 5
+    assert "layout x=('contiguous', 0) with dtype x='int16'" in count.unmet()
+    assert "layout x=('contiguous', 0) with dtype x='int8'" not in count.unmet()
 
 
 @pytest.mark.slow
@@ -197,6 +200,13 @@ def test_where_pairs_are_few_long_ones_have_the_rest() -> None:
     """Ten pairs of a plain spec leave 30 of 40 cases."""
     assert list(covering.within(40, iter(range(10)), range(100, 130))) == [*range(10), *range(100, 130)]
     assert list(covering.within(math.inf, iter(range(2)), range(5, 7))) == [0, 1, 5, 6]
+
+
+def test_where_time_may_be_up_long_ones_come_between() -> None:
+    """After the first twenty one of ten is long, in their order; what is left of either follows."""
+    found = list(covering.within(math.inf, iter(range(38)), range(100, 104), mixed=True))
+    assert found == [*range(27), 100, *range(27, 36), 101, 36, 37, 102, 103]
+    assert list(covering.within(40, iter(range(10)), range(100, 130), mixed=True))[:10] == list(range(10))
 
 
 def test_without_layouts_there_are_no_such_cases(plan_of: PlanOf) -> None:

@@ -63,7 +63,7 @@ def test_other_bits_are_a_hazard_with_their_classes(examine: Any) -> None:
     assert "config 0 (BLOCK=64, WAYS=16, " in found["message"]
     entry = record.checks["configs"]
     assert [[one["number"] for one in group] for group in entry["classes"]["row_sum"]] == [[0], [1, 2], [3]]
-    assert "3 class(es) of equal bits" in entry["reason"]
+    assert "3 classes of equal bits" in entry["reason"]
 
 
 def test_a_promise_of_one_result_for_all_configs_is_held(examine: Any) -> None:

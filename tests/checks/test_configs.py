@@ -244,7 +244,7 @@ def test_a_right_matmul_passes_in_every_config(examine: Any) -> None:
     record: TestRecord = examine(fused, lambda a, b: a @ b, inputs, cases=60)
     assert record.verdict == "pass", record.message
     assert record.checks["configs"]["verdict"] == "pass"
-    assert record.checks["configs"]["reason"] == "ran 4 of 4 configs of product"
+    assert record.checks["configs"]["reason"].startswith("ran 4 of 4 configs of product")
 
 
 def test_a_backward_kernels_configs_are_judged_by_gradients(examine: Any) -> None:

@@ -104,7 +104,7 @@ def test_a_batch_gets_as_many_rows_as_blocks_hold(examine: Any, first: int) -> N
         assert record.case is not None
         assert record.case["dims"]["batch"][0] > 1024
     else:
-        assert record.checks["configs"]["reason"] == "ran 2 of 2 configs of row_sum"
+        assert record.checks["configs"]["reason"].startswith("ran 2 of 2 configs of row_sum")
 
 
 @pytest.mark.slow
@@ -113,7 +113,7 @@ def test_right_configs_pass(examine: Any) -> None:
     record: TestRecord = examine(summing(config(64), config(256), config(1024)), summed, MATRIX, cases=ALL)
     assert record.verdict == "pass", record.message
     assert record.checks["configs"]["verdict"] == "pass"
-    assert record.checks["configs"]["reason"] == "ran 3 of 3 configs of row_sum"
+    assert record.checks["configs"]["reason"].startswith("ran 3 of 3 configs of row_sum")
 
 
 @pytest.mark.slow
@@ -126,7 +126,7 @@ def test_what_the_spec_rules_out_is_told_and_no_finding(examine: Any) -> None:
     entry = record.checks["configs"]
     assert entry["verdict"] == "pass"
     assert entry["reason"].startswith("ran 2 of 2 configs of row_sum; config 1 (BLOCK=1024, ")
-    assert entry["reason"].endswith("met no axis longer than BLOCK=1024: dims= admits none")
+    assert "met no axis longer than BLOCK=1024: dims= admits none" in entry["reason"]
 
 
 @sweep(
@@ -161,7 +161,7 @@ def test_a_config_that_pruning_drops_there_needs_no_such_case(examine: Any) -> N
     record: TestRecord = examine(fused, summed, MATRIX, cases=ALL, dims=SHORT)
     assert record.verdict == "pass", record.message
     assert record.checks["configs"]["verdict"] == "pass"
-    assert record.checks["configs"]["reason"] == "ran 2 of 2 configs of row_sum"
+    assert record.checks["configs"]["reason"].startswith("ran 2 of 2 configs of row_sum")
 
 
 @pytest.mark.slow

@@ -424,9 +424,9 @@ def test_a_race_that_contiguous_tensors_do_not_have_is_one_of_strides(tmp_path: 
     assert (record.failed_check, record.cause) == wanted, record.message
 
 
-@pytest.mark.parametrize(("rows", "share"), [(17, 3.0), (33, 4.0)])
+@pytest.mark.parametrize(("rows", "share"), [(17, 60.0), (33, 80.0)])
 def test_an_error_that_one_slice_bears_is_no_wrong_index(lab_of: Any, rows: int, share: float) -> None:
-    """Each row's sum is right by what is allowed of a single number, all together are not: no row takes another's."""
+    """Each row's sum is off by some units more than the fence allows: no row takes another's."""
 
     def fused(x: torch.Tensor) -> torch.Tensor:
         exact = x.double().sum(-1)

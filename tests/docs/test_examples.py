@@ -22,6 +22,8 @@ from hypothesis import settings
 settings.register_profile("short", max_examples=40)
 settings.load_profile("short")
 """
+# Nothing is known of an earlier run.
+_FIRST_TIME = _SHORT.replace("max_examples=40", "database=None")
 _EXAMPLE = re.compile(r"<!-- example: (?P<verdict>\w+) -->\n```python\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\]\((?P<target>[^)#]*)(?:#(?P<anchor>[^)]*))?\)")
 # A file or folder of the package in backticks, and a name in it, as in `case/plan.py::build`.
@@ -58,6 +60,29 @@ def test_every_example_does_what_the_page_says(page: str, pytester: pytest.Pytes
     result = run_pytest(pytester, "-p", "no:cacheprovider", "--fusion-device", "cpu")
 
     result.assert_outcomes(passed=tests)
+
+
+def test_the_broken_kernel_of_the_readme_is_reported_as_shown(pytester: pytest.Pytester) -> None:
+    """Its first example without the lines that the README's command takes out fails with the README's words."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (taken,) = re.findall(
+        r"^sed -i '/(.*)/d' test_add_relu\.py; .venv/bin/pytest test_add_relu\.py$", text, re.MULTILINE
+    )
+    (shown,) = re.findall(r"^```text\n(test_add_relu: .*?)^```$", text, re.MULTILINE | re.DOTALL)
+    lines = _examples("README.md")[0][1].splitlines(keepends=True)
+    broken = "".join(line for line in lines if taken not in line)
+    assert broken != "".join(lines)
+    pytester.path.joinpath("test_add_relu.py").write_text(broken, encoding="utf-8")
+    pytester.makeconftest(_FIRST_TIME)
+
+    result = run_pytest(pytester, "-p", "no:cacheprovider", "--fusion-device", "cpu", "--fusion-first")
+
+    result.assert_outcomes(failed=1)
+    known = [line.startswith("FAIL test_add_relu.py::test_add_relu: bounds (ignores") for line in result.outlines]
+    account = ["= FAILURES =" in line for line in result.outlines]
+    assert known.index(True) < account.index(True)
+    for line in shown.splitlines():
+        assert any(seen.startswith(line.removesuffix("...")) for seen in result.outlines), line
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from pytest_fusion.engine.campaign import Campaign
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.modes import Judge
 from pytest_fusion.engine.pace import CALL, Pace
-from pytest_fusion.engine.profiles import PROFILES
+from pytest_fusion.engine.profiles import PROFILES, Profile
 from pytest_fusion.engine.request import Request
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import SpecError
@@ -51,6 +52,7 @@ def campaign(
     seed: int | None = 0,
     drawn: int | None = None,
     dry: bool = False,
+    profile: Profile = PROFILES["dev"],
     **keywords: Any,
 ) -> Campaign:
     def outer() -> None: ...
@@ -67,7 +69,7 @@ def campaign(
     return Campaign(
         spec,
         device=torch.device("cpu"),
-        profile=PROFILES["dev"],
+        profile=profile,
         outer=outer,
         nodeid="test",
         extra={},
@@ -421,3 +423,70 @@ def test_whether_a_case_fails_is_told_without_what_comes_of_it(monkeypatch: pyte
     assert explained.failure.diagnosis is not None
     assert bare.failure.diagnosis is None
     assert (bare.failure.verdict, bare.failure.case) == (explained.failure.verdict, case)
+
+
+def in_time(
+    *, late: bool, fused: Any = double, decorators: Sequence[Any] = (), **keywords: Any
+) -> tuple[list[Case], Tally]:
+    """The cases of a campaign with a budget of seconds, and its tally; ``late``: they are used up from the start."""
+    timed = replace(PROFILES["dev"], covering=40, search=5, budget_s=1e9)
+    run = campaign(fused, *decorators, cases=None, profile=timed, **keywords)
+    if late:
+        run.budget.begun = -math.inf
+    cases: list[Case] = []
+    judge = run.judging.judge
+
+    def noted(case: Case, *, again: bool | None) -> CaseResult:
+        cases.append(case)
+        return judge(case, again=again)
+
+    run.judging.judge = noted  # type: ignore[method-assign]
+    return cases, run.run()
+
+
+def test_a_budget_cuts_the_list_of_cases() -> None:
+    """What runs are the first cases of all, twenty of them with something to compare; the report says what is left."""
+    few, cut = in_time(late=True)
+    every, whole = in_time(late=False)
+
+    assert few == every[: len(few)]
+    assert 20 <= cut.judged < 40 < whole.judged
+    assert cut.failure is None
+    assert whole.coverage.keys() == {"pairs", "covered", "share"}
+    assert cut.coverage["pairs"] - cut.coverage["covered"] == len(cut.coverage["unmet"])
+    assert cut.coverage["unmet"][0] in cut.notes[-1]
+    assert not any("--fusion-seconds" in note for note in whole.notes)
+
+
+def test_a_budget_ends_no_test_that_compared_nothing() -> None:
+    """A kernel that refuses every case is wrong, however long that takes to show."""
+
+    def refuses(x: T) -> T:
+        raise NotImplementedError
+
+    _, tally = in_time(late=True, fused=refuses, rejects=NotImplementedError)
+    assert tally.judged == 0
+    assert tally.failure is not None
+    assert tally.failure.verdict.identity == "error:nothing-judged"
+
+
+def test_pinned_examples_run_whatever_the_budget() -> None:
+    """All 25 that a test states run before the budget is looked at."""
+    pins = [example(rows=rows, hidden=2) for rows in range(1, 26)]
+    few, _ = in_time(late=True, decorators=pins)
+    assert [case.sizes["rows"] for case in few] == [*range(25, 0, -1)]
+
+
+def test_without_time_a_finding_is_listed_as_it_was_found() -> None:
+    """Shrinking has a budget too: past it a failure has the case that showed it, and nothing is run for its cause."""
+
+    def wrong(x: T) -> T:
+        return x * 3 if x.numel() > 30 else x * 2
+
+    run = campaign(wrong)
+    run.judging._left_s = 0.0
+    failure = run.run().failure
+    assert failure is not None
+    assert failure.shrink_runs == 0
+    assert failure.case is not None
+    assert failure.case.sizes["rows"] * failure.case.sizes["hidden"] == 40 * 40

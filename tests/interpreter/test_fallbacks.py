@@ -140,6 +140,33 @@ def test_a_loop_in_which_nothing_changes_never_ends(executor: Any, grid: int) ->
         waiting_kernel[(1,)](zeros(1), zeros(1), WAITER=0)
 
 
+@triton.jit
+def counting_kernel(out, n):
+    total = 0
+    for i in range(n):
+        total += i
+    tl.store(out, total)
+
+
+@each_executor
+def test_a_loop_of_a_million_turns_and_more_never_ends(executor: Any) -> None:
+    """Bytes that no tensor owns, read as a length, are known before the first turn."""
+    text = r"EndlessLoopError: a loop never ends: its bounds give it 2,139,062,143 turns"
+    with (
+        no_hang(),
+        pytest.raises(InterpreterError, match=text) as caught,
+        interpreted(executor=executor, findings="collect"),
+    ):
+        counting_kernel[(1,)](zeros(1), 0x7F7F7F7F)
+    verdict = error_verdict(Outcome(error=caught.value))
+    assert likely_cause(verdict) == "hang"
+    assert "rejects=" not in verdict.reason
+    out = zeros(1)
+    with no_hang(), interpreted(executor=executor, findings="collect"):
+        counting_kernel[(1,)](out, 100)
+    assert out.tolist() == [4950]
+
+
 @each_executor
 def test_waiting_for_an_earlier_program_is_over_at_once(executor: Any) -> None:
     """The last program finds the flag set by those before it."""

@@ -24,6 +24,8 @@ def test_it(x):
         ("--fusion-device=cpu:0", "*--fusion-device 'cpu:0': expected auto, cpu, cuda or cuda:N*"),
         ("--fusion-device=cuda:99", "*--fusion-device cuda:99: this machine shows * CUDA device(s); use*cpu*"),
         ("--fusion-profile=quick", "*--fusion-profile: invalid choice: 'quick'*dev*ci*deep*"),
+        ("--fusion-seconds=0", "*--fusion-seconds '0': give a number of seconds, none, or profile"),
+        ("--fusion-seconds=soon", "*--fusion-seconds 'soon': give a number of seconds, none, or profile"),
         ("--fusion-isolate=yes", "*--fusion-isolate: invalid choice: 'yes'*auto*on*off*"),
         ("--fusion-json=.", "*--fusion-json .: that is a folder*"),
         ("--fusion-report=test_it.py/report.html", "*--fusion-report test_it.py/report.html: cannot write in *"),
@@ -63,6 +65,21 @@ def test_a_wrong_ini_value_stops_the_run_too(ini: str, line: str, project: Proje
     result.stderr.fnmatch_lines([line])
 
 
+def test_a_budget_is_that_of_the_profile_unless_one_is_given(project: Project) -> None:
+    """`dev` has one, `ci` counts cases; an option wins over the ini file, which wins over the profile."""
+    project.write(ONE)
+    options = ("-p", "no:cacheprovider", "--fusion-device=cpu", "--collect-only")
+    for ini, given, chosen in (
+        ("", (), "profile dev, 6 s of the processor for each test"),
+        ("", ("--fusion-profile=ci",), "profile ci"),
+        ("fusion_seconds = 2.5", ("--fusion-profile=ci",), "profile ci, 2.5 s of the processor for each test"),
+        ("fusion_seconds = 2.5", ("--fusion-seconds=none",), "profile dev"),
+    ):
+        project.pytester.makeini(f"[pytest]\n{ini}\n")
+        result = project.pytester.runpytest_inprocess(*options, *given)
+        result.stdout.fnmatch_lines([f"fusion: *, {chosen}"])
+
+
 def test_a_run_that_measures_may_have_a_profile_of_its_own(project: Project) -> None:
     """`fusion_bench_profile` holds with --fusion-bench alone, and a profile on the command line wins over it."""
     project.write(ONE)
@@ -75,7 +92,7 @@ def test_a_run_that_measures_may_have_a_profile_of_its_own(project: Project) -> 
         (("--fusion-bench", "--fusion-bench-profile=ci"), "ci"),
     ):
         result = project.pytester.runpytest_inprocess(*options, *given)
-        result.stdout.fnmatch_lines([f"fusion: *, profile {chosen}"])
+        result.stdout.fnmatch_lines([f"fusion: *, profile {chosen}*"])
         assert result.ret == pytest.ExitCode.OK
 
 
@@ -92,7 +109,7 @@ def test_ini_twins_and_what_wins(project: Project, monkeypatch: pytest.MonkeyPat
     second = project.pytester.runpytest_inprocess(*options, "--fusion-profile=dev", "--fusion-json=mine.json")
 
     first.stdout.fnmatch_lines(["fusion: cpu (Triton interpreter), *, profile ci", "html report: out/ini.html"])
-    second.stdout.fnmatch_lines(["fusion: *, profile dev", "json report: mine.json"])
+    second.stdout.fnmatch_lines(["fusion: *, profile dev, *", "json report: mine.json"])
     assert (project.pytester.path / "out/ini.html").is_file()
     (project.pytester.path / "out/ini.html").unlink()
     (project.pytester.path / "below").mkdir()

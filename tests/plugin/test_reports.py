@@ -74,14 +74,14 @@ def test_unknown(x):
 
 
 def test_the_header_is_one_line(project: Project) -> None:
-    """Device, versions and profile, on one line."""
+    """Device, versions, profile and its budget, on one line."""
     project.write("def test_it():\n    pass\n")
 
     lines = [line for line in project.run().outlines if line.startswith("fusion:")]
 
     assert len(lines) == 1
     assert lines[0].startswith("fusion: cpu (Triton interpreter), torch 2.")
-    assert lines[0].endswith(", profile dev")
+    assert lines[0].endswith(", profile dev, 6 s of the processor for each test")
 
 
 def test_nothing_to_say_is_not_said(project: Project) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pytest_fusion.report import phrases
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.report.terminal import Line, summary
+from pytest_fusion.report.terminal import Line, progress, summary
 
 Make = Callable[..., TestRecord]
 
@@ -33,6 +33,14 @@ def test_a_failure_is_named_with_its_cause_case_and_replay(failing: Make) -> Non
         "  replay: pytest 'tests/test_softmax.py::test_softmax[causal]' --fusion-replay .fusion/failures/causal.json",
         "1 test: 1 failed; 23 cases in 1.8 s",
     ]
+
+
+def test_a_failure_is_a_line_as_soon_as_it_is_known(failing: Make, passing: Make) -> None:
+    """It names the test, the check, the cause and what was found; what passes, or fails as expected, has none."""
+    (line,) = progress([passing(), failing(), failing(expected=True)])
+
+    assert line[0].startswith("FAIL tests/test_softmax.py::test_softmax[causal]: values (tail-mask): ")
+    assert phrases.reason(failing()) in line[0]
 
 
 def test_a_replay_path_with_a_space_is_quoted(failing: Make) -> None:
@@ -61,6 +69,19 @@ def test_a_pass_that_covered_little_says_so(passing: Make) -> None:
         ),
         {"yellow": True},
     )
+
+
+def test_what_a_budget_left_out_is_one_line(passing: Make) -> None:
+    """Tests that their budget ended are no thin passes: they are counted, and at -v each names what did not meet."""
+    coverage = {"pairs": 400, "covered": 120, "share": 0.3, "seconds": 6.0, "unmet": ["dtype=a with values=b"]}
+    cut = passing(coverage=coverage, checks={}, notes=["the budget of 6 s ended the test"])
+    lines = _text(summary([cut, passing(coverage={**coverage, "share": 0.7}, checks={}), passing(checks={})]))
+
+    assert lines.splitlines()[0] == (
+        "the budget ended 2 tests before all pairs of settings met (-v; all: --fusion-profile ci)"
+    )
+    assert "thin pass" not in lines
+    assert "note: the budget of 6 s ended the test" in _text(summary([cut], verbosity=1))
 
 
 def test_few_cases_that_were_wanted_are_not_thin(passing: Make) -> None:

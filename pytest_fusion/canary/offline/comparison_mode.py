@@ -34,7 +34,6 @@ from pytest_fusion.errors import CanaryError
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.run.process import preload
 from pytest_fusion.run.process.fork import Channel, Crash, run_isolated, unwrap
-from pytest_fusion.run.process.supervisor import PATIENCE
 from pytest_fusion.run.process.worker import WorkerLost
 
 # After each death all cases run again, in a fresh process.
@@ -101,10 +100,9 @@ class _InChildren:
     def __init__(self, job: Job, rival: Incumbent, opponent: Opponent) -> None:
         self.job, self.rival, self.opponent = job, rival, opponent
         self.dead: dict[str, Dead] = {}
-        self.seconds = job.request.profile.seconds
+        self.late = crash.Late(job)
 
     def run(self) -> tuple[Evidence, Tally]:
-        request = self.job.request
         for _ in range(_MOST_DEATHS):
             outcome = self._once()
             if isinstance(outcome, Found):
@@ -125,12 +123,10 @@ class _InChildren:
             case = Case.from_json(note["case"])
             if note.get("arm") == "incumbent":
                 self._bury(case, incumbent=died(outcome.detail, late=outcome.kind == "timeout"))
-            elif crash.was_only_slow(self.job, outcome):
-                self.seconds = PATIENCE * request.profile.seconds
             else:
                 pair = self._after_crash(case, outcome)
                 if pair.standing == "worse":
-                    return Evidence([pair]), crash.tally_of(self.job, outcome)
+                    return Evidence([pair]), crash.tally_of(self.job, outcome, self.late.found)
                 self._bury(case, candidate=pair.candidate, incumbent=pair.incumbent)
         return Evidence(broken=f"a process ended {_MOST_DEATHS} times before all cases had run"), Tally()
 
@@ -153,7 +149,7 @@ class _InChildren:
         try:
             if self.rival.elsewhere or why_not_isolated(self.job.request) is not None:
                 return work(None)
-            outcome = unwrap(run_isolated(work, time_limit_s=self.seconds, forward=False))
+            outcome = unwrap(run_isolated(work, time_limit_s=self.job.request.profile.seconds, forward=False))
         except WorkerLost as lost:
             self.rival.reopen()
             return died(str(lost), late=lost.late)
@@ -168,7 +164,8 @@ class _InChildren:
             return with_notes(channel, {}, self._here)
 
         preload.inherit(gradients=bool(self.job.spec.grad), compiles=request.device != "cpu")
-        outcome: Found | Lost | Crash = unwrap(run_isolated(work, time_limit_s=self.seconds))
+        self.late = crash.Late(self.job)
+        outcome: Found | Lost | Crash = unwrap(run_isolated(work, time_limit_s=self.late.first_s, on_late=self.late))
         if isinstance(outcome, Found):
             outcome.tally.checks.setdefault("crash", {"verdict": "pass", "reason": "", "cases": outcome.tally.cases})
             preload.learn(outcome.tally.imported)
@@ -177,7 +174,9 @@ class _InChildren:
     def _here(self, note: Any) -> Found | Lost:
         job, request = self.job, self.job.request
         spec, device = job.spec, torch.device(request.device)
-        budget = budget_of(job.outer, request.max_cases)
+        # The incumbent in another process takes as long again, which is not seen here.
+        seconds = request.profile.budget_on(device.type) / (2 if self.rival.elsewhere else 1)
+        budget = budget_of(job.outer, request.max_cases, seconds)
         judging = Judging(spec, device, request.profile, job.extra, budget=budget, note=note)
         seed = seed_of(job.outer, request.seed)
         cases = Cases(spec, request.profile, device, budget, nodeid=request.nodeid, seed=seed)

@@ -59,8 +59,9 @@ _MOST_BROAD = 4
 # Where large cases are cheap (a GPU, the deep profile): past 2^18 elements, where launchers choose another kernel, and
 # past one turn of 132 programs with tiles of 2048.
 _VAST = 1537, 257
-# Under a limit on cases, one in six is long.
-_LONG_OF = 6
+# Of fewer cases than there are one in so many is a long one; and one in so many where the time may be up at any of
+# them, from where most planted bugs are found: a long one takes as long as four others.
+_LONG_OF, _LONG_OF_TIMED, _MOST_FOUND = 6, 10, 20
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 T = TypeVar("T")
@@ -215,12 +216,20 @@ def broad_rows(plan: Plan) -> Iterator[dict[str, Any]]:
         yield choice
 
 
-def within(budget: float, pairs: Iterable[T], long: Sequence[T]) -> Iterator[T]:
-    """Cases for pairs, then long ones; if ``budget`` is too small for all, long ones get a part of it."""
-    # With ``max_examples=60`` no case was longer than a block. Multiples of the golden ratio pick the long ones: with
-    # even steps all could be of one dim, as dims take turns.
+def within(budget: float, pairs: Iterable[T], long: Sequence[T], *, mixed: bool = False) -> Iterator[T]:
+    """First those for pairs, then the long ones: all where ``budget`` allows; else long ones have a part of it.
+
+    ``mixed``: the time may be up at any of them, so the long ones, shorter ones first, are not left to the end.
+    By ``max_examples=60`` no case was longer than a block, whatever a kernel did past it. Multiples of the golden ratio
+    pick them: even steps would meet one dim alone, since dims take turns.
+    """
     if budget == math.inf:
-        yield from itertools.chain(pairs, long)
+        later = iter(long)
+        for turn, row in enumerate(pairs, 1):
+            yield row
+            if mixed and turn > _MOST_FOUND and turn % (_LONG_OF_TIMED - 1) == 0:
+                yield from itertools.islice(later, 1)
+        yield from later
         return
     most = max(int(budget), 0)
     first = list(itertools.islice(pairs, most))
@@ -246,11 +255,16 @@ class PairCount:
             self._met.add((a, x, b, y))
 
     def as_json(self) -> dict[str, Any]:
-        factors = list(self._plan.factors.items())
-        known = {name: {repr(level) for level in levels} for name, levels in factors}
-        total = sum(len(known[a]) * len(known[b]) for (a, _), (b, _) in itertools.combinations(factors, 2))
-        met = sum(1 for a, x, b, y in self._met if x in known[a] and y in known[b])
-        return {"pairs": total, "covered": met, "share": round(met / total, 4) if total else 1.0}
+        pairs, unmet = len(self._pairs()), len(self.unmet())
+        return {"pairs": pairs, "covered": pairs - unmet, "share": round(1 - unmet / pairs, 4) if pairs else 1.0}
+
+    def unmet(self) -> list[str]:
+        """The pairs that no case has met, in the order of the plan."""
+        return [f"{a}={x} with {b}={y}" for a, x, b, y in self._pairs() if (a, x, b, y) not in self._met]
+
+    def _pairs(self) -> list[Pair]:
+        known = {name: dict.fromkeys(map(repr, levels)) for name, levels in self._plan.factors.items()}
+        return [(a, x, b, y) for a, b in itertools.combinations(known, 2) for x in known[a] for y in known[b]]
 
 
 Ints = NDArray[np.intp]

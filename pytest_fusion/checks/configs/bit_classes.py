@@ -154,6 +154,6 @@ def listed(context: Context) -> dict[str, list[list[dict[str, Any]]]]:
 
 
 def in_words(context: Context) -> str:
-    """How many classes of bits there are, in words; empty where nothing was compared."""
-    counted = [f"{len(classes)} class(es) of equal bits" for classes in classes_of(context).values() if classes]
-    return ", ".join(counted)
+    """How many classes of bits there are where configs differ, to be put behind a sentence."""
+    found = [len(classes) for classes in classes_of(context).values()]
+    return "".join(f"; {n} classes of equal bits" for n in found if n > 1)

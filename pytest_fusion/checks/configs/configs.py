@@ -233,7 +233,7 @@ def summary(context: Context) -> Verdict:
     kernels = state.kernels.values()
     if not kernels:
         return unknown(NAME, "nothing to judge: no autotuned kernel was launched")
-    words = "; ".join(filter(None, (*map(_counted, kernels), bit_classes.in_words(context))))
+    words = "; ".join(map(_counted, kernels))
     for kernel in kernels:
         left = sorted(kernel.survived - kernel.ran - kernel.refused)
         reason = next(
@@ -244,10 +244,11 @@ def summary(context: Context) -> Verdict:
     within = [short for kernel in kernels for short in _within(kernel, state.reach, context.spec)]
     classes = Facts({"classes": bit_classes.listed(context)})
     if not within:
-        return Verdict(NAME, "pass", words, classes)
+        return Verdict(NAME, "pass", words + bit_classes.in_words(context), classes)
     settled, _, first = min(within, key=lambda short: (short[0], -short[1]))
     others = {text for *_, text in within} - {first}
     words = f"{words}; {first}" + (f" (and {len(others)} more of this kind)" if others else "")
+    words += bit_classes.in_words(context)
     return Verdict(NAME, "pass" if settled else "unknown", words, classes)
 
 

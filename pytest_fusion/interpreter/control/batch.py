@@ -20,7 +20,7 @@ class WaitsForAnotherError(RuntimeError):
 
 
 class EndlessLoopError(RuntimeError):
-    """A loop changes nothing, and no other program can change what it reads."""
+    """A loop changes nothing, and nothing that it reads another program can change; or it has far too many turns."""
 
 
 @dataclass(slots=True)

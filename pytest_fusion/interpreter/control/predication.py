@@ -19,6 +19,9 @@ _ROUNDS_WITHOUT_CHANGE = 3
 # Iterations after which a loop counts as waiting for other programs, if none leaves it while others wait behind it. A
 # counting loop changes in each iteration. If it does not wait, running the programs alone gives the same result.
 _TURNS_WHILE_OTHERS_WAIT = 2_000
+# A turn takes 0.1 ms and more: so many take minutes. Bytes that no tensor owns are some 2^31 where they are read as a
+# length, which in tiles of 2048 is still more.
+_MOST_TURNS = 1_000_000
 
 
 class _Missing:
@@ -194,9 +197,14 @@ class Loop:
         self._before: Variables = ()
 
     def counted(self, start: Array, trips: Array, step: Array) -> Iterator[Array]:
-        """The loop variable, (programs,) or (1,), while any active program has iterations left; int64 arrays."""
+        """The loop variable, (programs,) or (1,), while any active program has iterations left; int64 arrays.
+
+        Raises ``EndlessLoopError`` for more of them than end in the time that a call may take.
+        """
         mine = batch.current.of_active(trips)
         most = int(mine.max()) if mine.size else 0
+        if most > _MOST_TURNS:
+            raise EndlessLoopError(f"a loop never ends: its bounds give it {most:,} turns")
         least = int(mine.min()) if mine.size else 0
         for turn in range(most):
             if turn >= least:

@@ -35,6 +35,8 @@ from pytest_fusion.spec.wording import out_of_memory
 __all__ = ["COMPILING", "Channel", "ChildError", "Crash", "can_fork", "cuda_is_poisoned", "run_isolated", "unwrap"]
 
 T = TypeVar("T")
+OnNote = Callable[[Any], None]
+OnLate = Callable[[Any], float | None]
 
 # Seconds for the child, after its time limit, to write its stack (faulthandler, on SIGABRT) before SIGKILL.
 _LAST_WORDS_S: Final = 1.0
@@ -88,15 +90,18 @@ def run_isolated(
     time_limit_s: float | None,
     wall_clock: bool = False,
     forward: bool = True,
-    on_note: Callable[[Any], None] | None = None,
+    on_note: OnNote | None = None,
+    on_late: OnLate = lambda _: None,
 ) -> T | Crash | ChildError:
     """The result of ``work`` in a forked child, its exception as ``ChildError``, or the child's end as ``Crash``.
 
-    ``work`` calls ``Channel.note`` before each step; ``on_note`` gets each note here. ``time_limit_s`` is per step and
-    counts work, with ``wall_clock`` waiting too. The result must pickle and should have plain types. The child's output
-    is written to this process's ``sys.stdout`` and ``sys.stderr`` after its end, where any capture sees it, except the
-    stack of a crash, which is in the report; ``forward=False`` drops it. An exception here (``KeyboardInterrupt``, a
-    timeout plugin's) first kills the child and all that it started.
+    ``work`` calls ``Channel.note`` before each step, and ``on_note`` is called here with each note. ``time_limit_s`` is
+    per step; it counts work, and with ``wall_clock`` waiting too. Where it is used up ``on_late`` is called with the
+    last note, while the child runs on, and returns another limit, or ``None`` to end a child that still is silent. The
+    result must pickle; keep it to plain types. What the child printed is written to this process's ``sys.stdout`` and
+    ``sys.stderr`` once it ended, so that whatever captures them, by descriptor or by replacing the objects, has it; all
+    but the stack of a crash, which is in the report. ``forward=False`` drops it all. When anything is raised here
+    (``KeyboardInterrupt``, a timeout plugin's exception), the child and what it started are killed first.
 
     Raises ``OSError`` when there is no process or memory for a child.
     """
@@ -110,7 +115,7 @@ def run_isolated(
                 # pending signal, so it is inside the try that restores the mask.
                 signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)
                 pid = _fork(work, writer, reader, out, err, mask)
-                child = _Child(pid, reader, TimeLimit(pid, time_limit_s, wall_clock=wall_clock), on_note)
+                child = _Child(pid, reader, TimeLimit(pid, time_limit_s, wall_clock=wall_clock), on_note, on_late)
             except BaseException:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 raise
@@ -159,11 +164,11 @@ def cuda_is_poisoned() -> bool:
 class _Child:
     """The parent's side of one forked child."""
 
-    def __init__(self, pid: int, reader: int, limit: TimeLimit, on_note: Callable[[Any], None] | None) -> None:
+    def __init__(self, pid: int, reader: int, limit: TimeLimit, on_note: OnNote | None, on_late: OnLate) -> None:
         self._pid = pid
         self._frames = FrameReader(reader)
         self._limit = limit
-        self._on_note = on_note
+        self._on_note, self._on_late = on_note, on_late
         self._note: Any = None
         self._answer: bytearray | None = None
         self._timed_out = False
@@ -175,8 +180,15 @@ class _Child:
         """Read until the child has answered, is gone, or has used up its time."""
         while self._answer is None:
             if self._limit.passed(compiling=isinstance(self._note, dict) and bool(self._note.get(COMPILING))):
-                self._timed_out = True
-                return
+                more = self._on_late(self._note)
+                if more is not None:
+                    self._limit.seconds = more
+                elif self._frames.wait(0) is None:
+                    self._timed_out = True
+                    return
+                else:
+                    self._limit.renew()
+                    self._take_frames()
             size = self._frames.wait(self._limit.pause())
             if size:
                 self._limit.renew()

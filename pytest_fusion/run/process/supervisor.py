@@ -10,10 +10,7 @@ import time
 from pathlib import Path
 from typing import IO, Final
 
-# How much longer a case may take after one that was only slow.
-PATIENCE: Final = 10
-
-# The key of a note that names the kernel being compiled, and its time limit, which is longer than for other steps.
+# The key of a note that names the kernel that is being compiled, and how long that may take: longer than other steps.
 COMPILING: Final = "compiling"
 _COMPILING_S: Final = 300.0
 

@@ -291,3 +291,45 @@ def test_compiling_is_no_hang() -> None:
     crash = run_isolated(endless, time_limit_s=0.3)
     assert isinstance(crash, Crash)
     assert (crash.kind, crash.last_note) == ("timeout", {"case": 1})
+
+
+def test_a_child_that_is_late_may_get_more_time(tmp_path: Path) -> None:
+    """It runs on while its last note is looked at, and ends with its result."""
+    looked = tmp_path / "looked"
+    seen: list[Any] = []
+
+    def work(channel: Channel) -> int:
+        channel.note({"case": 3})
+        eventually(looked.exists)
+        return 7
+
+    def late(note: Any) -> float | None:
+        seen.append(note)
+        looked.touch()
+        return 60.0
+
+    assert run_isolated(work, time_limit_s=0.01, on_late=late) == 7
+    assert seen == [{"case": 3}]
+
+
+def test_a_late_child_is_ended_if_it_still_is_silent(tmp_path: Path) -> None:
+    """One that went on while it was looked at is none that hangs."""
+    looked, further = tmp_path / "looked", tmp_path / "further"
+
+    def silent(channel: Channel) -> None:
+        eventually(further.exists)
+
+    def goes_on(channel: Channel) -> int:
+        eventually(looked.exists)
+        channel.note({"case": 4})
+        further.touch()
+        return 7
+
+    def late(note: Any) -> None:
+        looked.touch()
+        eventually(further.exists)
+
+    ended = run_isolated(silent, time_limit_s=0.01, on_late=lambda note: None)
+    assert isinstance(ended, Crash)
+    assert ended.kind == "timeout"
+    assert run_isolated(goes_on, time_limit_s=0.01, on_late=late) == 7

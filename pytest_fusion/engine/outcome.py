@@ -161,7 +161,7 @@ def _found(job: Job, tally: Tally, failure: Failure) -> str:
         return f"pinned replay {tally.pinned} fails again: a bug that was fixed is back"
     if failure.case in job.known:
         return "failed in an earlier run too, and was tried first"
-    more = f"; {tally.more_s:.1f} s more for other findings (none: --fusion-first)" if tally.more_s >= 0.1 else ""
+    more = f"; {tally.more_s:.1f} s more for other findings (--fusion-first skips that)" if tally.more_s >= 0.1 else ""
     return f"found in case {failure.position or tally.cases}, shrunk in {plural(failure.shrink_runs, 'run')}{more}"
 
 

@@ -70,9 +70,9 @@ def test_a_budget_is_that_of_the_profile_unless_one_is_given(project: Project) -
     project.write(ONE)
     options = ("-p", "no:cacheprovider", "--fusion-device=cpu", "--collect-only")
     for ini, given, chosen in (
-        ("", (), "profile dev, 6 s of the processor for each test"),
+        ("", (), "profile dev, 6 s of CPU time for each test"),
         ("", ("--fusion-profile=ci",), "profile ci"),
-        ("fusion_seconds = 2.5", ("--fusion-profile=ci",), "profile ci, 2.5 s of the processor for each test"),
+        ("fusion_seconds = 2.5", ("--fusion-profile=ci",), "profile ci, 2.5 s of CPU time for each test"),
         ("fusion_seconds = 2.5", ("--fusion-seconds=none",), "profile dev"),
     ):
         project.pytester.makeini(f"[pytest]\n{ini}\n")

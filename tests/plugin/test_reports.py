@@ -81,7 +81,7 @@ def test_the_header_is_one_line(project: Project) -> None:
 
     assert len(lines) == 1
     assert lines[0].startswith("fusion: cpu (Triton interpreter), torch 2.")
-    assert lines[0].endswith(", profile dev, 6 s of the processor for each test")
+    assert lines[0].endswith(", profile dev, 6 s of CPU time for each test")
 
 
 def test_nothing_to_say_is_not_said(project: Project) -> None:

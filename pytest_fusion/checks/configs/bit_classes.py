@@ -15,6 +15,7 @@ import torch
 from pytest_fusion.case import regimes
 from pytest_fusion.case.case_model import Config
 from pytest_fusion.case.sizes import count
+from pytest_fusion.checks import memory
 from pytest_fusion.checks.context import Context, call
 from pytest_fusion.checks.evidence import Evidence
 from pytest_fusion.checks.repeat import repeat
@@ -104,7 +105,11 @@ def _compared(trial: Trial, seen: Tuned, state: _Bits) -> Verdict | None:
         mine = ran.get(id(seen.tuner))
         if outcome.error is not None or mine is None or mine.launched != {index}:
             continue
-        got = trial.steady(trial.collect(outcome, placed).tensors)
+        outputs = trial.collect(outcome, placed)
+        # Bits of a wrong result say nothing: the config is a finding by itself.
+        if memory.check_access(outcome, trial.spec) is not None or trial.compare(outputs).failed:
+            continue
+        got = trial.steady(outputs.tensors)
         number = next((n for n, (_, other) in enumerate(classes) if repeat.first_difference(other, got) is None), None)
         if number is None:
             number = len(classes)

@@ -56,6 +56,8 @@ def error_map(mask: torch.Tensor) -> dict[str, Any]:
     where = "; ".join(f"axis {i}: {text}" for i, text in enumerate(axes)) or "the only element"
     if count == total:
         where = "everywhere"
+    elif count and all(text == "every index" for text in axes):
+        where = f"{count} of {total} elements, scattered over every axis"
     elif not count:
         where = "no single element is beyond what one may be off; all of them together are"
     return {"count": count, "total": total, "axes": axes, "where": where}

@@ -66,6 +66,8 @@ def drawing(found: Mapping[str, Any]) -> list[str]:
 
 
 def _legend(used: set[int], top: float) -> str:
+    if used == {0, TOP}:
+        return f"blank right, '{CHARACTERS[TOP]}' wrong"
     text = ["blank allowed"] if 0 in used else []
     if used & set(range(1, TOP)):
         text.append(f"'{CHARACTERS[1]}' to '{CHARACTERS[TOP - 1]}' 1 to {top:,.3g} times the allowed (log)")

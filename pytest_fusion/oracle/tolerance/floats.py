@@ -179,8 +179,8 @@ def _inexact(got: Tensor, spread: Spread, wrong: Tensor, shape: tuple[int, ...])
     worst = int(halves.argmax())
     at, count = _at(worst, got, spread.centre, shape), int(wrong.sum())
     reason = (
-        f"{count} of {got.numel()} elements are other numbers than the reference's, which has no rounding "
-        f"here; worst element {list(at['index'])} is {at['got']:.9g}, exact {at['expected']:.9g}"
+        f"{count} of {got.numel()} elements differ from the reference, which is exact here, so no error is allowed; "
+        f"worst element {list(at['index'])} is {at['got']:.9g}, exact {at['expected']:.9g}"
     )
     ratio, allowed = float(halves[worst]), float(spread.step[worst]) / 2
     return ValuesVerdict(

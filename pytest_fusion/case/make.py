@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case import blank, counter_random, patterns, recorded_values, regimes, structure
+from pytest_fusion.case import blank, counter_random, patterns, recorded_values, regimes, structured_integers
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.containers import map_tensors
 from pytest_fusion.case.layouts import geometry
@@ -98,10 +98,10 @@ def _from_profile(
                 raise ImpossibleCase(f"there is no integer from {params['low']} to {params['high']}")
             low, high = params["low"], max(params["high"], params["low"])
             v = patterns.ended(counter_random.integers(shape, low, high, seed, device), low, high, seed)
-        case kind if kind in structure.MAKERS:
+        case kind if kind in structured_integers.MAKERS:
             try:
-                v = structure.MAKERS[kind](profile.label, shape, params["size"], seed, device)
-            except structure.Unfit as error:
+                v = structured_integers.MAKERS[kind](profile.label, shape, params["size"], seed, device)
+            except structured_integers.Unfit as error:
                 raise ImpossibleCase(str(error)) from None
         case "permutation":
             v = counter_random.uniform(shape, seed, device).argsort(dim=-1) if shape else torch.zeros((), device=device)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 REMEDIES: Mapping[str, str] = {
     "ignores-strides": "pass the strides of inputs and outputs to the kernel (torch.empty_like keeps those of its "
-    "input); or copy the input (x.contiguous()); or refuse it (raise ValueError, with rejects=ValueError); or, where no "
-    'caller passes others, layouts=("contiguous",) in tensor()',
+    "input); or copy the input (x.contiguous()); or refuse it (raise ValueError, with rejects=ValueError); or, where "
+    'callers pass no others, layouts=("contiguous",) in tensor()',
     "bad-config": "correct what this config alone does (mask, grid, rest of a loop), or take it out of configs=",
     "ignores-offset": "take the pointer of the tensor, not of its storage; or copy the input (x.clone())",
     "needs-alignment": "drop the hint or the cast to a wider type, or copy inputs whose address is not aligned",

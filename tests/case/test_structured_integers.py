@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pytest_fusion.case import structure
+from pytest_fusion.case import structured_integers
 from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.case.make import ImpossibleCase, make_tensor
 from pytest_fusion.case.plan import Limits, build, make_plan
@@ -29,7 +29,7 @@ def test_indices_stay_within_their_size(kind: str, size: int) -> None:
     """Of any shape, also without elements."""
     for seed in SEEDS:
         for shape in ((), (1,), (0,), (3, 40)):
-            found = structure.indices(kind, shape, size, seed, CPU)
+            found = structured_integers.indices(kind, shape, size, seed, CPU)
             assert tuple(found.shape) == shape
             assert found.numel() == 0 or 0 <= int(found.min()) <= int(found.max()) < size
 
@@ -38,7 +38,7 @@ def test_indices_are_as_uneven_as_their_kind_says() -> None:
     """Counts of 100 indices into 50 rows."""
 
     def counts(kind: str) -> torch.Tensor:
-        return torch.bincount(structure.indices(kind, (100,), 50, 1, CPU), minlength=50)
+        return torch.bincount(structured_integers.indices(kind, (100,), 50, 1, CPU), minlength=50)
 
     assert counts("even").max() < 10
     assert counts("zipf")[0] > 3 * counts("zipf")[20]
@@ -47,9 +47,9 @@ def test_indices_are_as_uneven_as_their_kind_says() -> None:
     assert counts("gaps")[1::2].sum() == 0
     assert counts("ends")[0] == counts("ends")[49] == 50
     assert counts("once").tolist() == [2] * 50
-    assert structure.indices("once", (50,), 50, 1, CPU).unique().numel() == 50
-    assert bool((structure.indices("sorted", (100,), 50, 1, CPU).diff() >= 0).all())
-    assert structure.indices("runs", (100,), 50, 1, CPU).unique_consecutive().numel() <= 20
+    assert structured_integers.indices("once", (50,), 50, 1, CPU).unique().numel() == 50
+    assert bool((structured_integers.indices("sorted", (100,), 50, 1, CPU).diff() >= 0).all())
+    assert structured_integers.indices("runs", (100,), 50, 1, CPU).unique_consecutive().numel() <= 20
 
 
 @pytest.mark.parametrize("kind", labels(values.offsets(1)))
@@ -57,19 +57,19 @@ def test_indices_are_as_uneven_as_their_kind_says() -> None:
 def test_lengths_add_up_and_offsets_rise_to_the_total(kind: str, count: int, total: int) -> None:
     """Of one sequence and many, of fewer elements than sequences."""
     for seed in SEEDS:
-        found = structure.lengths(kind, (count,), total, seed, CPU)
+        found = structured_integers.lengths(kind, (count,), total, seed, CPU)
         assert int(found.sum()) == total
         assert int(found.min()) >= 0
-        offsets = structure.offsets(kind, (count + 1,), total, seed, CPU)
+        offsets = structured_integers.offsets(kind, (count + 1,), total, seed, CPU)
         assert offsets.tolist() == [0, *found.cumsum(0).tolist()]
 
 
 def test_sequences_are_empty_where_their_kind_says() -> None:
     """The first, the last, or all but one short."""
-    assert structure.lengths("empty first", (4,), 20, 1, CPU)[0] == 0
-    assert structure.lengths("empty last", (4,), 20, 1, CPU)[-1] == 0
-    assert sorted(structure.lengths("one long", (4,), 20, 1, CPU).tolist()) == [1, 1, 1, 17]
-    assert any(0 in structure.lengths("some empty", (6,), 20, seed, CPU).tolist() for seed in SEEDS)
+    assert structured_integers.lengths("empty first", (4,), 20, 1, CPU)[0] == 0
+    assert structured_integers.lengths("empty last", (4,), 20, 1, CPU)[-1] == 0
+    assert sorted(structured_integers.lengths("one long", (4,), 20, 1, CPU).tolist()) == [1, 1, 1, 17]
+    assert any(0 in structured_integers.lengths("some empty", (6,), 20, seed, CPU).tolist() for seed in SEEDS)
 
 
 @pytest.mark.parametrize("kind", labels(values.routing(1)))
@@ -77,24 +77,24 @@ def test_each_row_has_different_experts(kind: str) -> None:
     """As many as there are, too."""
     for seed in SEEDS:
         for width, experts in ((1, 1), (2, 2), (2, 8), (3, 5)):
-            found = structure.routing(kind, (20, width), experts, seed, CPU)
+            found = structured_integers.routing(kind, (20, width), experts, seed, CPU)
             assert int(found.max()) < experts
             assert all(len(set(row)) == width for row in found.tolist())
     assert bool(
         (
-            structure.routing("all to one", (20, 2), 8, 1, CPU)[:, 0]
-            == structure.routing("all to one", (20, 2), 8, 1, CPU)[0, 0]
+            structured_integers.routing("all to one", (20, 2), 8, 1, CPU)[:, 0]
+            == structured_integers.routing("all to one", (20, 2), 8, 1, CPU)[0, 0]
         ).all()
     )
-    assert int(structure.routing("starved", (20, 2), 8, 1, CPU).max()) == 3
-    assert torch.bincount(structure.routing("balanced", (20, 2), 8, 1, CPU).flatten()).tolist() == [5] * 8
+    assert int(structured_integers.routing("starved", (20, 2), 8, 1, CPU).max()) == 3
+    assert torch.bincount(structured_integers.routing("balanced", (20, 2), 8, 1, CPU).flatten()).tolist() == [5] * 8
 
 
 @pytest.mark.parametrize("kind", labels(values.page_table(1, holes=True)))
 def test_no_page_is_used_twice(kind: str) -> None:
     """Holes are at the end of rows."""
     for seed in SEEDS:
-        found = structure.pages(kind, (4, 5), 30, seed, CPU)
+        found = structured_integers.pages(kind, (4, 5), 30, seed, CPU)
         used = found[found >= 0]
         assert used.unique().numel() == used.numel()
         assert int(found.max()) < 30

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 # The meaning of each code as a clause after "hazard:", those about numbers first. Other codes are causes
 # (`diagnosis.causes`).
 HAZARDS: Mapping[str, str] = {
-    "nan-swallowed": "the reference is not finite, and the kernel is or has NaN for infinity",
+    "nan-swallowed": "the reference is not finite where the kernel is",
     "undefined-lanes": "the result depends on masked lanes of a load without other=, which Triton leaves undefined",
     "upstream-overwritten": "backward writes into the upstream gradient",
     "less-accurate": "less accurate than the reference, and within the fence of eager PyTorch in this dtype",

@@ -82,8 +82,6 @@ class Trial:
         self.sampled = self.set_apart()
         # Whether the reference may round to 16 bits on its way.
         self.narrow = any(t.dtype in NARROW for t in tensors_of(logical).values())
-        wide = (t for t in tensors_of(logical).values() if t.is_floating_point() and t.element_size() > 1)
-        self.infinite = any(bool(t.isposinf().any()) for t in wide)
         self.runs = ReferenceRuns(context, result, logical, reference)
         self._excused: set[str] | None = None
 
@@ -350,7 +348,6 @@ class Trial:
                 (lambda: self.runs.fresh_lanes(name, many, "F")) if self.narrow else None,
                 (lambda: self.runs.laid_lanes(name, many)) if laid and not coarse else None,
                 (lambda: self.runs.eager(name)) if laid and self.narrow else (lambda: None),
-                infinite=self.infinite,
             )
 
         return tf32.judged(self.context, native, judge)

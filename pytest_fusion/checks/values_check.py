@@ -31,13 +31,11 @@ def judge_one(
     laid: Callable[[], OutputLanes | None] | None = None,
     eager: Callable[[], torch.Tensor | None] = lambda: None,
     size: float | None = None,
-    infinite: bool = False,
 ) -> ValuesVerdict:
     """Judge one output by the policy in force; ``fine`` gives the lanes that a grade needs, ``wide`` those of float32
     where the reference computes in 16 bits, ``laid`` those of the reference on the inputs as they lie, ``eager`` what
-    it comes to op by op in 16 bits; ``size`` is that of a gradient's elements before anything cancels, and
-    ``infinite`` says that an input holds infinity. Elements that lost NaN or infinity are left out of the verdict, and
-    named by it."""
+    it comes to op by op in 16 bits; ``size`` is that of a gradient's elements before anything cancels. Elements that
+    lost NaN or infinity are left out of the verdict, and named by it."""
 
     def judged(got: torch.Tensor) -> ValuesVerdict:
         if isinstance(tolerance, Tolerance):
@@ -49,8 +47,7 @@ def judge_one(
     verdict = judged(candidate)
     if verdict.ok or verdict.statistic == "shape":
         return verdict
-    masks = native == -torch.inf if few is None else few.oracle == -torch.inf
-    lost = _lost(candidate, native, masks & (not infinite))
+    lost = _lost(candidate, native)
     if not bool(lost.any()):
         return verdict
     lost &= excess_by(candidate, verdict.by or native, tolerance).isinf()
@@ -69,16 +66,10 @@ def judge_one(
     return replace(judged(torch.where(lost, native, candidate)), swallowed=swallowed)
 
 
-def _lost(got: torch.Tensor, native: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
-    """Elements that are finite where the reference is NaN or infinite, and those where one has NaN and the other
-    infinity: no caller uses either.
-
-    ``masks`` are left out of the latter: minus infinity that is the logarithm of 0, or a masked score, is a number that
-    callers use. It is none where a finite result is too large for the dtype, nor where inputs hold plus infinity.
-    """
+def _lost(got: torch.Tensor, native: torch.Tensor) -> torch.Tensor:
+    """Elements that are finite where the reference is NaN or infinite, or infinite where it is NaN."""
     got, native = (t.float() if t.element_size() == 1 else t for t in (got.detach(), native))
-    exchanged = (got.isnan() != native.isnan()) & ~masks
-    return ~native.isfinite() & (got.isfinite() | exchanged)
+    return (got.isfinite() & ~native.isfinite()) | (~got.isnan() & native.isnan())
 
 
 def swallowed(check: str, verdicts: Mapping[str, ValuesVerdict]) -> list[Verdict]:

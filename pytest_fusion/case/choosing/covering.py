@@ -19,6 +19,7 @@ from pytest_fusion.case import counter_random, regimes
 from pytest_fusion.case.plan import Plan
 from pytest_fusion.case.sizes import LONG
 from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.values import ValueProfile
 
 Pair = tuple[str, str, str, str]
 # A kernel's fast path (vectors, descriptors) needs all inputs contiguous and aligned at once, as they are in
@@ -169,7 +170,19 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
         if even and size == LONG[-1] and long == _EVEN[size] and name in masked:
             # Two rows: ignoring the label of a single one would leave nothing.
             two = {f"dim {other}": 2 for other in dims if other != name}
-            yield {**choice, **dict(itertools.islice(two.items(), 1)), f"dim {name}": long - 1024, "values": _MASKED}
+            more = dict(itertools.islice(two.items(), 1)) | _at_ends(plan)
+            yield {**choice, **more, f"dim {name}": long - 1024, "values": _MASKED}
+
+
+def _at_ends(plan: Plan) -> dict[str, int]:
+    """Levels by which indices are the first and the last one: the last label is past the block that is masked."""
+    return {
+        f"choice {name}": position
+        for name, inner in plan.spec.tensors.items()
+        if isinstance(inner.values, ValueProfile)
+        for position, one in enumerate(inner.values.choices)
+        if one.label == "ends"
+    }
 
 
 def _ordinary_values(plan: Plan) -> list[Any]:

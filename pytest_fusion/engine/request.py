@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ class Request:
 
     nodeid: str
     device: str = "cpu"
-    profile: Profile = field(default_factory=lambda: PROFILES["dev"])
+    # Without options nobody set a budget: all cases of the profile run.
+    profile: Profile = field(default_factory=lambda: replace(PROFILES["dev"], budget_s=inf, gpu_budget_s=inf))
     isolate: str = "auto"
     root: Path = field(default_factory=Path.cwd)
     start: Path = field(default_factory=Path.cwd)

@@ -11,6 +11,7 @@ from pytest_fusion import interpreter
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.inputs import tensor
+from tests.checks.row_sums import by_rows, summed
 
 if torch.cuda.device_count() > 0:
     pytest.skip("kernels on tensors of the CPU", allow_module_level=True)
@@ -20,7 +21,6 @@ if not interpreter.installed():
     pytest.skip(str(interpreter.problem()), allow_module_level=True)
 
 tl = triton.language
-T = torch.Tensor
 MATRIX = {"x": tensor("rows columns", layouts="contiguous")}
 DIMS = {"rows": dim(16, 40), "columns": dim(0, 300)}
 SIZES = (16, 32, 32, 64)
@@ -39,19 +39,7 @@ def row_sum(x, out, columns, BLOCK: tl.constexpr, WAYS: tl.constexpr):
 def summing(*ways: int) -> Any:
     """Sums of rows under a config for each: as many partial sums as the config says, in blocks of another size."""
     configs = [triton.Config({"BLOCK": 64, "WAYS": many}, num_warps=turn + 1) for turn, many in enumerate(ways)]
-    kernel = triton.autotune(configs, key=["columns"])(row_sum)
-
-    def fused(x: T) -> T:
-        out = x.new_empty(x.shape[0])
-        if len(x):
-            kernel[(len(x),)](x, out, x.shape[1])
-        return out
-
-    return fused
-
-
-def summed(x: T) -> T:
-    return x.sum(-1)
+    return by_rows(triton.autotune(configs, key=["columns"])(row_sum))
 
 
 def test_other_bits_are_a_hazard_with_their_classes(examine: Any) -> None:

@@ -16,6 +16,7 @@ from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
+from tests.checks.row_sums import by_rows, summed
 from tests.sweeps import sweep
 
 if torch.cuda.device_count() > 0:
@@ -53,19 +54,7 @@ def config(block: int, first: int = NEVER, most: int = NEVER) -> Any:
 
 
 def summing(*configs: Any, **tuning: Any) -> Any:
-    kernel = triton.autotune(list(configs), **{"key": ["cols"], **tuning})(row_sum)
-
-    def fused(x: T) -> T:
-        out = x.new_empty(x.shape[0])
-        if len(x):
-            kernel[(len(x),)](x, out, x.shape[1])
-        return out
-
-    return fused
-
-
-def summed(x: T) -> T:
-    return x.sum(-1)
+    return by_rows(triton.autotune(list(configs), **{"key": ["cols"], **tuning})(row_sum))
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,10 @@ import torch
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
-from pytest_fusion.case.plan import Plan
 from pytest_fusion.checks import registry
 from pytest_fusion.checks.case_judge import judge_case
 from pytest_fusion.checks.configs import configs
-from pytest_fusion.checks.context import CaseResult, Context
+from pytest_fusion.checks.context import CaseResult
 from pytest_fusion.engine.cases import Budget, Cases, Chosen
 from pytest_fusion.engine.judging import Judging, Note
 from pytest_fusion.engine.pace import longest
@@ -90,9 +89,9 @@ class Campaign:
             return
         if generate:
             self._each(self.cases.probes())
-            self._configs(configs.first_calls)
+            self._follow(configs.first_calls(self.judging.context))
             self._each(self.cases.boundary())
-            self._configs(configs.further)
+            self._follow(configs.further(self.judging.context, self.cases.plan, self.cases.base))
         if not self.ended:
             self._search()
         context = self.judging.context
@@ -174,11 +173,11 @@ class Campaign:
         elif failing:
             self._until += now - begun  # the search gets back the time that shrinking and explaining others takes
 
-    def _configs(self, following: Callable[[Context, Plan, int], Iterator[Case]]) -> None:
-        """Cases that follow from what autotuned kernels were launched with."""
+    def _follow(self, cases: Iterator[Case]) -> None:
+        """Run cases that follow from the configs with which autotuned kernels were launched."""
         if not self.profile.long or not self.judging.context.on(configs.NAME):
             return
-        for case in following(self.judging.context, self.cases.plan, self.cases.base):
+        for case in cases:
             if self.budget.over or self.ended:
                 return
             self._run(Chosen(case), again=False)

@@ -202,7 +202,7 @@ def _in_turn(tuner: Any, left: list[Any], wanted: Config) -> list[Any]:
     return [*left[start:], *left[:start]]
 
 
-def _bench(upstream: Run, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG001
+def _bench(upstream: Run, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ARG001 - as `replaced` calls it
     """Replaces a benchmark: runs a config between the kernel's hooks, at most ``TRIED`` times for one key."""
     launching = _ACTIVE[-1]
     launching.tried += 1
@@ -250,5 +250,5 @@ def _pruned(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[A
     tuner.nargs = dict(zip(tuner.arg_names, args, strict=False))
     try:
         return list(tuner.prune_configs(kwargs))
-    except Exception:  # noqa: BLE001
+    except Exception:  # noqa: BLE001 - the kernel's own error, which its launch raises where it tunes
         return []

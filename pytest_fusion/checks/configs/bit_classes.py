@@ -91,9 +91,8 @@ def run(trial: Trial) -> Verdict:
 
 
 def _compared(trial: Trial, seen: Tuned, state: _Bits) -> Verdict | None:
-    """Run every config on the case's inputs; one that cannot run, or raises, has no class."""
+    """Run every config on the case's inputs; one that cannot run, or is wrong, has no class."""
     context, case = trial.context, trial.result.case
-    first: dict[str, torch.Tensor] = {}
     classes: list[tuple[int, dict[str, torch.Tensor]]] = []
     verdict = None
     state.tuned[seen.kernel] = seen
@@ -114,9 +113,8 @@ def _compared(trial: Trial, seen: Tuned, state: _Bits) -> Verdict | None:
         if number is None:
             number = len(classes)
             classes.append((index, {name: t.detach().clone() for name, t in got.items()}))
-            first = first or classes[0][1]
             if number == 1:
-                verdict = _verdict(context, seen, (classes[0][0], index), first, got)
+                verdict = _verdict(context, seen, (classes[0][0], index), classes[0][1], got)
         of_kernel.setdefault(index, []).append(number)
     return verdict
 

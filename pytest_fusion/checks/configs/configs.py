@@ -77,6 +77,8 @@ class _State:
 
 def note(context: Context, result: CaseResult) -> None:
     """Add the launches of a case to the test's."""
+    if not result.tuned:
+        return
     state, case = context.state(_State), result.case
     for seen in result.tuned.values():
         kernel = state.kernels.get(seen.kernel)
@@ -98,13 +100,14 @@ def note(context: Context, result: CaseResult) -> None:
                 state.reach.note((seen.kernel, index), context.spec, case)
         for key, left in seen.keys.items():
             kernel.left.setdefault(key, {}).setdefault(left, case)
-    sizes = repr(sorted(case.sizes.items()))
-    if result.tuned and result.rejected is None and result.failure is None and len(state.examples) < _MOST_EXAMPLES:
-        state.examples.setdefault(sizes, case)
+    if result.rejected is None and result.failure is None and len(state.examples) < _MOST_EXAMPLES:
+        state.examples.setdefault(repr(sorted(case.sizes.items())), case)
 
 
 def as_launched(result: CaseResult) -> Case:
     """The case with the configs that its kernels launched in place of those that pruning drops."""
+    if not result.tuned:
+        return result.case
     configs = dict(result.case.configs)
     for seen in result.tuned.values():
         wanted = configs.get(seen.kernel, Config())
@@ -117,6 +120,8 @@ def as_launched(result: CaseResult) -> Case:
 def assigned(context: Context, case: Case, planned: Collection[str]) -> Case:
     """The case with a config for each kernel that the plan has no factor for; none that was found wrong."""
     state = context.state(_State)
+    if not state.kernels:
+        return case
     configs = {kernel: config for kernel, config in case.configs.items() if (kernel, config) not in state.wrong}
     for name, kernel in state.kernels.items():
         if f"{CONFIG}{name}" not in planned and context.on(NAME):
@@ -126,7 +131,7 @@ def assigned(context: Context, case: Case, planned: Collection[str]) -> Case:
     return case.with_(configs=configs)
 
 
-def first_calls(context: Context, plan: Plan, base: int) -> Iterator[Case]:  # noqa: ARG001 - as `further`
+def first_calls(context: Context) -> Iterator[Case]:
     """A few cases with a first call that tunes; before them, cases with its configs that none has had."""
     state = context.state(_State)
     yield from _unmet(state, TRIED)
@@ -141,7 +146,7 @@ def further(context: Context, plan: Plan, base: int) -> Iterator[Case]:
     """Cases that follow from all launches; each depends on the notes of those before it."""
     state = context.state(_State)
     yield from _unmet(state)
-    yield from first_calls(context, plan, base)
+    yield from first_calls(context)
     for name, kernel in list(state.kernels.items()):
         yield from (case for case in _stale(name, kernel) if (name, case.configs[name]) not in state.wrong)
     runs = 0

@@ -15,7 +15,7 @@ from pytest_fusion.interpreter.bridge import modelled_device
 
 # Two turns for the largest common tiles (128 x 128) in the broadest cases (640 x 160). A Jetson Orin Nano has 8.
 FEW, MANY = 8, int(modelled_device.PROPERTIES["multi_processor_count"])
-# Smaller cases have too few tiles, and a launcher that asks only in its first call should get an H100's number. In
+# Smaller cases have too few tiles, and a launcher that queries the number only once should get an H100's. In
 # longer ones each row is another turn, and the interpreter runs turns in sequence (21 s instead of 4).
 _FROM, _TO = 100, 2000
 

@@ -261,7 +261,7 @@ class Lab:
     def wrong_of(self, answer: Answer) -> Wrong | None:
         """The output that the failure is about where it is wrong, else the failing one of an answer.
 
-        Where no values failed, the first one of which some elements are wrong.
+        Where no values failed, the first output with wrong elements.
         """
         found = answer.probe
         if found is None:

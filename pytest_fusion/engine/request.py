@@ -35,7 +35,7 @@ class Request:
 
     nodeid: str
     device: str = "cpu"
-    # Without options nobody set a budget: all cases of the profile run.
+    # No options, no budget: all cases of the profile run.
     profile: Profile = field(default_factory=lambda: replace(PROFILES["dev"], budget_s=inf, gpu_budget_s=inf))
     isolate: str = "auto"
     root: Path = field(default_factory=Path.cwd)

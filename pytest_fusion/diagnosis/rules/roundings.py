@@ -41,7 +41,7 @@ _ONE_ROUNDING = 0.2
 _SAMPLES = 36
 # An element that is off by a larger share has cancelled; its error does not show how many terms it had.
 _CANCELLED = 0.5
-# Sizes, one of which is no other dim's.
+# Sizes; one differs from those of all other dims.
 _UNUSUAL = (13, 11, 14, 15, 17, 19, 21, 22, 23, 26)
 # An error that correlates so well with that of values 3 % larger, in so many elements, is not a rounding: roundings in
 # one direction, as in truncation, correlate by three quarters. With few elements they must be the same.

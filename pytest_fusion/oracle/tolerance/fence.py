@@ -9,9 +9,9 @@ In float32 eager PyTorch is the reference itself, and another formula has anothe
 of their running sums instead of step by step (up to 10 times, by row, in chunks of gated linear attention), a root by
 iteration instead of sorting. Sixteen times is beyond these, and far from TF32, which loses 8,192 times as much.
 
-A gradient is compared as a whole tensor. Where its terms cancel, the reference may have exactly 0 in a row, or in all
-of it, of which a formula that subtracts sums has what their rounding leaves: gated linear attention takes the gradient
-of its gates from ``q * dq - k * dk`` (arXiv 2312.06635).
+A gradient is compared as a whole tensor. Where its terms cancel, the reference may be exactly 0. A formula that
+subtracts sums then leaves their rounding: gated linear attention computes the gradient of its gates from
+``q * dq - k * dk`` (arXiv 2312.06635).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Bytes that a call must move, and floating-point operations of its products: the same on every machine.
 
 *Algorithmic* bytes are the inputs and outputs once: what a perfectly fused kernel moves. The reference's are a sum over
-its operations, each of which reads its operands from memory and writes its results there.
+its operations, and each reads its operands from memory and writes its results there.
 """
 
 from __future__ import annotations

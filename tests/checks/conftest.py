@@ -32,7 +32,7 @@ def _spec(fused: Callable[..., Any], reference: Callable[..., Any], inputs: Any,
 
 @pytest.fixture
 def examine(tmp_path: Path) -> Examine:
-    """All checks on up to ``cases`` cases, by default of one float32 matrix ``x``."""
+    """All checks on up to ``cases`` cases, by default of one float32 matrix ``x``, until the first failure."""
 
     def judge(
         fused: Callable[..., Any],
@@ -45,7 +45,7 @@ def examine(tmp_path: Path) -> Examine:
         def outer() -> None: ...
 
         search.adopt(outer, outer)
-        request = Request(nodeid="test", isolate="off", root=tmp_path, seed=0, max_cases=cases)
+        request = Request(nodeid="test", isolate="off", root=tmp_path, seed=0, max_cases=cases, first=True)
         return Judge().run(Job(_spec(fused, reference, inputs, keywords), request, outer, {}))
 
     return judge

@@ -37,7 +37,13 @@ def examined(tmp_path: Any) -> Any:
         given = {"inputs": MATRIX, "dtypes": "float32", "compile": profile == "dev", **keywords}
         spec = FusionSpec(fused=fused, reference=reference, **given)
         request = Request(
-            nodeid="test", isolate="off", root=tmp_path, seed=0, max_cases=cases, profile=PROFILES[profile]
+            "test",
+            isolate="off",
+            root=tmp_path,
+            seed=0,
+            max_cases=cases,
+            profile=PROFILES[profile],
+            first=True,
         )
         return Judge().run(Job(spec, request, outer, {}))
 

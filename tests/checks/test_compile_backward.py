@@ -37,7 +37,8 @@ def examined(tmp_path: Path) -> Callable[..., TestRecord]:
         search.adopt(outer, outer)
         given = {"inputs": MATRIX, "dtypes": "float32", "compile": True, "grad": True, **keywords}
         spec = FusionSpec(fused=fused, reference=reference, **given)
-        request = Request(nodeid="test", isolate="off", root=tmp_path, seed=0, max_cases=16, profile=PROFILES["dev"])
+        dev = PROFILES["dev"]
+        request = Request("test", isolate="off", root=tmp_path, seed=0, max_cases=16, profile=dev, first=True)
         return Judge().run(Job(spec, request, outer, {}))
 
     return judge

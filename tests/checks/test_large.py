@@ -93,7 +93,7 @@ def examine(tmp_path: Path, fused: Any, reference: Any = doubled, inputs: Any = 
 
     search.adopt(outer, outer)
     spec = FusionSpec(fused=fused, reference=reference, inputs=inputs or MATRIX, **keywords)
-    request = Request(nodeid="test", isolate="off", root=tmp_path, seed=0, profile=PROFILES["large"])
+    request = Request("test", isolate="off", root=tmp_path, seed=0, profile=PROFILES["large"], first=True)
     return Judge().run(Job(spec, request, outer, {}))
 
 

@@ -85,14 +85,14 @@ def spec(fused, **keywords) -> FusionSpec:
 )
 def test_the_cpu_stands_in_for_a_device_that_is_named(judged: FusionSpec, tmp_path: Path) -> None:
     """A right kernel passes, in other threads and in backward too, and the report says how."""
-    found = examine(judged, device="cpu", seed=0, max_cases=20, root=tmp_path)
+    found = examine(judged, device="cpu", seed=0, max_cases=20, root=tmp_path, first=True)
     assert found.verdict == "pass", found.message
     assert any("the CPU stood in" in note for note in found.notes)
 
 
 def test_a_wrong_kernel_fails_by_its_values(tmp_path: Path) -> None:
     """Not because there is no device."""
-    found = examine(spec(lambda x: named(x, 2.01)), device="cpu", seed=0, max_cases=20, root=tmp_path)
+    found = examine(spec(lambda x: named(x, 2.01)), device="cpu", seed=0, max_cases=20, root=tmp_path, first=True)
     assert (found.verdict, found.failed_check) == ("fail", "values")
 
 
@@ -103,7 +103,7 @@ def test_what_only_a_device_can_do_is_unknown(tmp_path: Path) -> None:
         torch.cuda.init()
         return x * 2
 
-    found = examine(spec(needs), device="cpu", seed=0, max_cases=20, root=tmp_path)
+    found = examine(spec(needs), device="cpu", seed=0, max_cases=20, root=tmp_path, first=True)
     assert found.verdict == "unknown"
     assert "needs a CUDA device in test_named_device.py:needs" in found.message
     assert "--fusion-device cuda" in found.message

@@ -45,13 +45,17 @@ class Project:
     def write(self, code: str, name: str = "test_it") -> None:
         self.pytester.makepyfile(**{name: HEAD + code})
 
-    def run(self, *options: str, subprocess: bool = False, fork: bool = False) -> pytest.RunResult:
-        """A run in this process; in a fork of it, whose state is its own; or in a process that begins with nothing."""
+    def run(self, *options: str, subprocess: bool = False, fork: bool = False, first: bool = True) -> pytest.RunResult:
+        """A run in this process; in a fork of it, whose state is its own; or in a process that begins with nothing.
+
+        Tests end at their first failure, unless not ``first``.
+        """
         run = self.pytester.runpytest_subprocess if subprocess else self.pytester.runpytest_inprocess
         if fork:
             run = partial(run_pytest, self.pytester)
         device = () if any("fusion-device" in option for option in options) else ("--fusion-device", "cpu")
-        return run("-p", "no:cacheprovider", *device, "--fusion-json", "fusion.json", *options)
+        ends = ("--fusion-first",) if first else ()
+        return run("-p", "no:cacheprovider", *device, *ends, "--fusion-json", "fusion.json", *options)
 
     @property
     def report(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ def examine(fused: Any, tmp_path: Path, *, isolate: str) -> TestRecord:
 
     search.adopt(outer, outer)
     spec = FusionSpec(fused=fused, reference=lambda x: x * 2, inputs={"x": tensor("rows hidden")}, dtypes="float32")
-    request = Request(nodeid="test", isolate=isolate, root=tmp_path, seed=0, max_cases=30)  # type: ignore[arg-type]
+    request = Request("test", isolate=isolate, root=tmp_path, seed=0, max_cases=30, first=True)
     return Judge().run(Job(spec, request, outer, {}))
 
 

@@ -189,7 +189,7 @@ def test_pin_copies_a_failure_beside_its_test(project: Project) -> None:
     """`pytest-fusion pin FILE` is all that it takes to guard against a bug."""
     project.write(WRONG)
     project.run().assert_outcomes(failed=1)
-    (replay,) = (project.pytester.path / ".fusion" / "failures").glob("*.json")
+    replay = project.pytester.path / project.tests["test_function"]["replay"]
 
     done = project.pytester.run(sys.executable, "-m", "pytest_fusion.plugin.cli", "pin", str(replay))
 

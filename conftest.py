@@ -30,3 +30,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     # device_count() asks NVML; is_available() starts CUDA, after which this process can no longer fork for CUDA work.
     if torch.cuda.device_count() == 0:
         pytest.skip("no CUDA device")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    # Each worker's part follows the files, and some files take a hundred times as long as others: at the end one worker
+    # of two was idle for a minute.
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log)

@@ -56,7 +56,7 @@ def spec(fused: Any = lambda x, w: x * w, **keywords: Any) -> FusionSpec:
 
 
 def judged(tmp_path: Path, one: FusionSpec, **keywords: Any) -> TestRecord:
-    return examine(one, isolate="off", root=tmp_path, **{"max_cases": 40, **keywords})
+    return examine(one, isolate="off", root=tmp_path, **{"max_cases": 20, **keywords})
 
 
 def codes(record: TestRecord) -> dict[str, str]:
@@ -109,7 +109,7 @@ def test_what_a_known_failure_may_explain_is_no_finding(tmp_path: Path) -> None:
 
     registry.extend([Check("after", add)])
     try:
-        record = judged(tmp_path, spec(lambda x, w: x * w * 2 + 1), max_cases=20)
+        record = judged(tmp_path, spec(lambda x, w: x * w * 2 + 1), max_cases=8)
     finally:
         registry.extend([])
     assert {one["check"] for one in record.findings} == {"values"}
@@ -145,6 +145,7 @@ def test_allow_accepts_one_cause_and_nothing_else(tmp_path: Path) -> None:
     assert judged(tmp_path, detached).verdict == "pass"
 
 
+@pytest.mark.slow  # explains each finding twice
 def test_a_replay_shows_its_own_finding(tmp_path: Path) -> None:
     """Of a case with two findings, the one that its file names comes first."""
 
@@ -153,7 +154,7 @@ def test_a_replay_shows_its_own_finding(tmp_path: Path) -> None:
         x.zero_()
         return out
 
-    record = judged(tmp_path, spec(fused), max_cases=20)
+    record = judged(tmp_path, spec(fused), max_cases=8)
     assert {"values", "inputs"} <= {one["check"] for one in record.findings}
     files = [Path(one["replay"]) for one in record.findings if one["level"] == "wrong"]
     for stored in map(replay_file.read, files):

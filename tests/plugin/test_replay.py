@@ -46,7 +46,8 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("left")
     (folder / "test_it.py").write_text(HEAD + BUGGY)
     (folder / "pytest.ini").write_text("[pytest]\n")
-    options = ["-p", "no:cacheprovider", "--fusion-device", "cpu", "--fusion-json", "fusion.json", "-k", "not other"]
+    options = ["-p", "no:cacheprovider", "--fusion-device", "cpu", "--fusion-first", "--fusion-json", "fusion.json"]
+    options += ["-k", "not other"]
 
     def work() -> int:
         os.chdir(folder)

@@ -13,7 +13,6 @@ import pytest
 
 from pytest_fusion.case.make import InputFailed
 from tests.plugin.conftest import Project
-from tests.sweeps import sweep
 
 KERNELS = """
 import os
@@ -217,7 +216,8 @@ def test_tuned(x):
 """
 
 
-@sweep("hidden", ["", "pytest_fusion"])
+@pytest.mark.slow
+@pytest.mark.parametrize("hidden", ["", "pytest_fusion"])
 def test_an_autotuned_kernel_runs_without_a_gpu(
     hidden: str, project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ def test_b_interrupted():
 def _run(pytester: pytest.Pytester, *options: str) -> pytest.RunResult:
     return run_pytest(
         pytester,
-        *("-p", "no:cacheprovider", "--fusion-device", "cpu"),
+        *("-p", "no:cacheprovider", "--fusion-device", "cpu", "--fusion-first"),
         *("--fusion-json", "out/fusion.json", "--fusion-report", "out/fusion.html", "--junit-xml", "out/junit.xml"),
         *options,
     )

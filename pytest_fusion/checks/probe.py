@@ -86,7 +86,7 @@ def probe(
 
 def _probe(every: Context, case: Case, check: str, laid: Case, edit: Edit | None, *, again: bool) -> Probe:
     context = seeded(every, case)
-    result = CaseResult(laid)
+    result = CaseResult(laid, known=context.focus.known)
     found = Probe(result)
     try:
         with context.clock.phase("make"):
@@ -140,7 +140,8 @@ def _judge(found: Probe, trial: Trial, first: Outcome, check: str, *, again: boo
         trial.run(first, found.placed, again=again)
         return
     trial.got, found.trial = got, trial
-    if not trial.note_values(got, trial.judge(got)) and check == gradients.NAME and gradients.due(trial):
+    trial.note_values(got, trial.judge(got))
+    if result.failure is None and check == gradients.NAME and gradients.due(trial):
         conclude(context, result, gradients.run(trial))
         if result.evidence is not None:
             name, tensor, against = result.evidence

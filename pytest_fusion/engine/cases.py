@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,8 @@ from pytest_fusion.run.clock import Clock, processor_s
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 _PROBE_SIZES = (5, 40)
+# Where cases of one long dim, and of two, begin: positions of usual sizes come before.
+_LONG_AT, _BROAD_AT = 100_000, 200_000
 
 
 # A budget of seconds ends no test before so many cases had something to compare: fewer make a pass a thin one, and no
@@ -141,8 +143,8 @@ class Cases:
             yield from pairs
             return
         long = [
-            *enumerate(covering.long_rows(self.plan), 100_000),
-            *enumerate(covering.broad_rows(self.plan), 200_000),
+            *enumerate(covering.long_rows(self.plan), _LONG_AT),
+            *enumerate(covering.broad_rows(self.plan), _BROAD_AT),
         ]
         timed = self.budget.seconds < math.inf
         if timed:
@@ -159,8 +161,11 @@ class Cases:
 
     def build(self, choice: Mapping[str, Any], position: int) -> Chosen:
         """The case that a choice of levels gives at this position of the plan."""
+        plan = self.plan
+        if position < _LONG_AT and self._device.type == "cpu":
+            plan = replace(plan, limits=replace(plan.limits, elements=self.profile.usual_elements))
         try:
-            case = build(self.plan, choice, counter_random.mix(self.base, "cover", position) >> 33)
+            case = build(plan, choice, counter_random.mix(self.base, "cover", position) >> 33)
         except ImpossibleCase as error:
             return Chosen(None, choice, (IMPOSSIBLE, str(error)))
         return Chosen(case, choice)

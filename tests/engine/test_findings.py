@@ -124,6 +124,37 @@ def test_first_ends_the_test_there(tmp_path: Path) -> None:
     assert first.cases < every.cases
 
 
+@pytest.mark.slow
+def test_faults_of_one_kernel_do_not_hide_each_other_s_causes(tmp_path: Path) -> None:
+    """A wrong tail, a lost gradient, an overwritten upstream gradient and 16-bit sums: each with its own cause."""
+
+    class Faulty(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, w: Tensor) -> Any:
+            ctx.save_for_backward(w)
+            whole = x.shape[1] // 4 * 4
+            total = torch.zeros(x.shape[0], dtype=x.dtype)
+            for column in x.unbind(1):
+                total = total + column
+            return torch.cat([x[:, :whole] * w[:whole], x[:, whole:]], 1), total
+
+        @staticmethod
+        def backward(ctx: Any, *upstream: Tensor) -> Any:
+            (w,) = ctx.saved_tensors
+            return upstream[0].mul_(w) + upstream[1][:, None], None
+
+    faulty = FusionSpec(
+        fused=Faulty.apply,
+        reference=lambda x, w: (x * w, x.float().sum(1).to(x.dtype)),
+        inputs=INPUTS,
+        grad=True,
+        rejects=RuntimeError,  # mul_ of an expanded upstream gradient
+    )
+    wrong = {one["code"] for one in judged(tmp_path, faulty, max_cases=60).findings if one["level"] == "wrong"}
+    # What the wrong tail makes of infinities may be one more.
+    assert wrong >= {"tail-mask", "gradient-missing", "upstream-overwritten", "low-precision-accumulation"}
+
+
 def test_a_hazard_fails_no_test_unless_strict(tmp_path: Path, waits: None) -> None:
     """It is in the record of a test that passes; ``strict`` makes it the failure; ``allow`` accepts it there too."""
     lax, strict = judged(tmp_path, spec()), judged(tmp_path, spec(strict=True))

@@ -295,8 +295,9 @@ def _new(before: Mapping[_Noted, int], now: Mapping[_Noted, int]) -> list[_Noted
 
 def _cut(tally: Tally) -> str:
     """What a reader should know of a test whose budget is used up."""
-    seconds, unmet = tally.coverage["seconds"], tally.coverage["unmet"]
-    pairs = f"{plural(len(unmet), 'pair')} did not meet, such as {unmet[0]}" if unmet else "all pairs met"
+    seconds, unmet = tally.coverage["seconds"], tally.coverage["pairs"] - tally.coverage["covered"]
+    example = tally.coverage["unmet"][0].partition(" | ")[0] if unmet else ""
+    pairs = f"{plural(unmet, 'pair')} did not meet, such as {example}" if unmet else "all pairs met"
     return f"the budget of {seconds:g} s (--fusion-seconds) ended the test after {plural(tally.cases, 'case')}: {pairs}"
 
 

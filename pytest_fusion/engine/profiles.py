@@ -19,8 +19,8 @@ class Profile:
     programs: int
     seconds: float
     elements: int = 1 << 17
-    # Of a case on the CPU lane whose dims are all of usual sizes. Cases above it were a ninth of those of a test with two
-    # dims, took half of its time, and no planted bug needs them.
+    # Of a case on the CPU lane with no long dim. With two dims one case of nine was above what `dev` has, took half of
+    # the test's time, and no planted bug needs it.
     usual_elements: int = 1 << 17
     work: int = 1 << 21
     # Adds cases in which one dim is long to those of the covering phase.
@@ -44,7 +44,16 @@ class Profile:
 # `gate` is for runs that only measure: a plainly wrong kernel gets no numbers.
 PROFILES: dict[str, Profile] = {
     "gate": Profile("gate", covering=20, search=0, programs=2000, seconds=15.0, elements=1 << 14, long=False, few=True),
-    "dev": Profile("dev", covering=130, search=30, programs=4000, seconds=15.0, usual_elements=1 << 15, budget_s=6.0, gpu_budget_s=20.0),
+    "dev": Profile(
+        "dev",
+        covering=130,
+        search=30,
+        programs=4000,
+        seconds=15.0,
+        usual_elements=1 << 15,
+        budget_s=6.0,
+        gpu_budget_s=20.0,
+    ),
     "ci": Profile("ci", covering=150, search=60, programs=7000, seconds=60.0),
     "deep": Profile("deep", covering=1000, search=1000, programs=70_000, seconds=600.0, elements=1 << 21, work=1 << 25),
     # A case takes a few small launches; on a GPU it needs some 25 GB for a moment.

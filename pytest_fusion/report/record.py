@@ -18,8 +18,9 @@ class TestRecord:
     ``judged``; ``rejected`` maps the kind of a rejection (an exception's name, ``"too-expensive"``) to its count, those
     that were left out before they became a case among them; ``coverage`` has ``{"pairs", "covered", "share", "few"}``,
     ``few`` where few cases were all that was wanted, and of a test whose budget was used up ``seconds``, the budget,
-    and ``unmet``, the pairs that did not meet; ``worst`` has ``{"ratio", "output", "statistic", "case"}`` of the
-    largest error against what was allowed; ``grade`` is ``"A"`` to ``"D"`` or ``None``; ``off`` maps a
+    and ``unmet``, a line for each level of a factor and the levels of another that it did not meet; ``worst`` has
+    ``{"ratio", "output", "statistic", "case"}`` of the largest error against what was allowed; ``grade`` is ``"A"`` to
+    ``"D"`` or ``None``; ``off`` maps a
     switched-off check to the user's reason; ``phases`` maps a phase (fused, reference, make, judge, plugin) to seconds;
     ``expected`` means that ``pytest.mark.xfail`` announced the failure; ``raised`` that the test ended in an error of
     the spec or of this package, which is ``"unknown"`` and fails in pytest; ``script`` is the path of the stand-alone

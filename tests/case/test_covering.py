@@ -91,9 +91,9 @@ def test_half_of_the_pairs_are_counted_as_half(plan_of: PlanOf) -> None:
     count.add({"layout x": ("contiguous", 0), "dtype x": "int8"})
     count.add({"layout x": ("contiguous", 0), "dtype x": "int99"})
     assert count.as_json() == {"pairs": 6, "covered": 1, "share": round(1 / 6, 4)}
-    assert len(count.unmet()) == 5
-    assert "layout x=('contiguous', 0) with dtype x='int16'" in count.unmet()
-    assert "layout x=('contiguous', 0) with dtype x='int8'" not in count.unmet()
+    first, *others = count.unmet()
+    assert first == "layout x=('contiguous', 0) with dtype x='int16'"
+    assert [line.partition(" with ")[2] for line in others] == ["dtype x='int8' | 'int16'"] * 2
 
 
 @pytest.mark.slow

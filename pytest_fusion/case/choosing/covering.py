@@ -268,12 +268,18 @@ class PairCount:
             self._met.add((a, x, b, y))
 
     def as_json(self) -> dict[str, Any]:
-        pairs, unmet = len(self._pairs()), len(self.unmet())
-        return {"pairs": pairs, "covered": pairs - unmet, "share": round(1 - unmet / pairs, 4) if pairs else 1.0}
+        pairs = self._pairs()
+        met = len(self._met.intersection(pairs))
+        return {"pairs": len(pairs), "covered": met, "share": round(met / len(pairs), 4) if pairs else 1.0}
 
     def unmet(self) -> list[str]:
-        """The pairs that no case has met, in the order of the plan."""
-        return [f"{a}={x} with {b}={y}" for a, x, b, y in self._pairs() if (a, x, b, y) not in self._met]
+        """The pairs that no case has met, in the order of the plan: a line for each level and what it has not met."""
+        left: dict[str, list[str]] = {}
+        for pair in self._pairs():
+            if pair not in self._met:
+                a, x, b, y = pair
+                left.setdefault(f"{a}={x} with {b}=", []).append(y)
+        return [first + " | ".join(others) for first, others in left.items()]
 
     def _pairs(self) -> list[Pair]:
         known = {name: dict.fromkeys(map(repr, levels)) for name, levels in self._plan.factors.items()}

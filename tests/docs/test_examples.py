@@ -15,6 +15,7 @@ from tests.sweeps import sweep
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PAGES = ("README.md", "docs/usage.md", "docs/cpu-lane.md", "docs/bench.md", "docs/canary.md")
+RECIPES = "docs/recipes.md"
 IDEAS = tuple(sorted(f"docs/internals/{page.name}" for page in (ROOT / "docs/internals").glob("[a-z]*.md")))
 # That an example is right takes few cases; that the search finds bugs is proved in tests/quality.
 _SHORT = """
@@ -29,10 +30,21 @@ _LINK = re.compile(r"\]\((?P<target>[^)#]*)(?:#(?P<anchor>[^)]*))?\)")
 # A file or folder of the package in backticks, and a name in it, as in `case/plan.py::build`.
 _PLACE = re.compile(r"`(?P<path>[\w/-]+(?:\.py|\.md|/))(?:::(?P<name>\w+))?`")
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+_OPTION = re.compile(r"--fusion-[a-z]+(?:-[a-z]+)*")
+
+
+def _examples_in(text: str) -> list[tuple[str, str]]:
+    return [(found["verdict"], found["code"]) for found in _EXAMPLE.finditer(text)]
 
 
 def _examples(page: str) -> list[tuple[str, str]]:
-    return [(found["verdict"], found["code"]) for found in _EXAMPLE.finditer((ROOT / page).read_text(encoding="utf-8"))]
+    return _examples_in((ROOT / page).read_text(encoding="utf-8"))
+
+
+def _recipes() -> dict[str, str]:
+    """The sections of the recipes' page by heading."""
+    _, *sections = re.split(r"^## ", (ROOT / RECIPES).read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {title: rest for title, _, rest in (section.partition("\n") for section in sections)}
 
 
 def _prose(page: Path) -> str:
@@ -49,7 +61,23 @@ def _anchors(page: Path) -> set[str]:
 @sweep("page", [*PAGES, *IDEAS], fast={*PAGES, *IDEAS} - {"docs/usage.md"})
 def test_every_example_does_what_the_page_says(page: str, pytester: pytest.Pytester) -> None:
     """Each block marked as an example is a test file on its own, and every test in it passes."""
-    examples = _examples(page)
+    _all_pass(_examples(page), pytester)
+
+
+@sweep("recipe", list(_recipes()), fast={"out= arguments"})
+def test_a_recipe_is_one_file_that_passes(recipe: str, pytester: pytest.Pytester) -> None:
+    """Under its words to search for, a recipe has one test file, which passes as it stands."""
+    section = _recipes()[recipe]
+    searched, matters = section.strip().split("\n\n")[:2]
+
+    assert len(searched.splitlines()) == 1
+    assert "first failure" in " ".join(matters.split())
+    examples = _examples_in(section)
+    assert len(examples) == 1
+    _all_pass(examples, pytester)
+
+
+def _all_pass(examples: list[tuple[str, str]], pytester: pytest.Pytester) -> None:
     assert examples
     assert {verdict for verdict, _ in examples} == {"passes"}
     pytester.makeconftest(_SHORT)
@@ -90,6 +118,7 @@ def test_the_broken_kernel_of_the_readme_is_reported_as_shown(pytester: pytest.P
     [
         *PAGES,
         *IDEAS,
+        RECIPES,
         "docs/internals/README.md",
         "docs/causes.md",
         "docs/extending.md",
@@ -142,14 +171,29 @@ def test_the_list_of_causes_is_complete() -> None:
     assert re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE) == list(CAUSES)
 
 
+def _named_options(page: Path) -> set[str]:
+    return set(_OPTION.findall(page.read_text(encoding="utf-8")))
+
+
 def test_options_and_pages_agree(pytester: pytest.Pytester) -> None:
     """Every option that pytest lists is explained, and no page names one that does not exist."""
-    listed = set(re.findall(r"--fusion-[a-z]+", run_pytest(pytester, "--help").stdout.str()))
-    named = {page: set(re.findall(r"--fusion-[a-z]+", (ROOT / page).read_text(encoding="utf-8"))) for page in PAGES}
+    listed = set(_OPTION.findall(run_pytest(pytester, "--help").stdout.str()))
+    folders = ("docs", "examples", "benchmarks", "reference_kernels")
+    pages = [*ROOT.glob("*.md"), *(page for folder in folders for page in (ROOT / folder).rglob("*.md"))]
+    named = {str(page.relative_to(ROOT)): _named_options(page) for page in pages}
+    del named["CHANGELOG.md"]  # it names those that were removed
 
     assert listed
     assert named["docs/usage.md"] == listed
-    assert named["README.md"] <= listed
+    assert {page: found - listed for page, found in named.items() if found - listed} == {}
+
+
+def test_an_option_is_read_to_its_end(tmp_path: Path) -> None:
+    """One that does not exist is not taken for one that its name begins with."""
+    page = tmp_path / "page.md"
+    page.write_text("`--fusion-bench-profiles`, `--fusion-bench=1`, `--fusion-json FILE` and `--fusion-xyz`.")
+
+    assert _named_options(page) == {"--fusion-bench-profiles", "--fusion-bench", "--fusion-json", "--fusion-xyz"}
 
 
 def test_the_table_of_profiles_is_right() -> None:

@@ -56,10 +56,11 @@ def allowed_layouts(spec: FusionSpec, name: str, inner: TensorSpec) -> list[tupl
 
 
 def _may_repeat(values: Any) -> bool:
-    """Whether a tensor of these values may repeat one slice; a permutation or a user's offsets may not."""
+    """Whether a tensor of these values may repeat one slice; a permutation, offsets or a page table may not."""
     if not isinstance(values, ValueProfile):
         return values is None
-    return values.kind not in ("permutation", "probabilities", "function") and all(map(_may_repeat, values.choices))
+    whole = "permutation", "probabilities", "function", "offsets", "lengths", "routing", "page_table"
+    return values.kind not in whole and all(map(_may_repeat, values.choices))
 
 
 def regimes_of(inner: TensorSpec, *, covered: bool) -> tuple[str, ...]:

@@ -129,9 +129,8 @@ def pages(kind: str, shape: tuple[int, ...], size: int, seed: int, device: torch
     return v
 
 
-Maker = Callable[[str, tuple[int, ...], int, int, torch.device], torch.Tensor]
 # By profile; the one parameter of each is a size.
-MAKERS: dict[str, Maker] = {
+MAKERS: dict[str, Callable[[str, tuple[int, ...], int, int, torch.device], torch.Tensor]] = {
     "indices": indices,
     "offsets": offsets,
     "lengths": lengths,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -30,14 +30,14 @@ BACKWARD = Call("backward", "backward", "forward had changed none")
 RECORDING = Call("forward", "forward, while it records a graph,")
 
 
-def check_inputs(changes: Iterable[Change], allowed: Iterable[str], by: Callable[[str], Call] | None = None) -> Verdict:
+def check_inputs(changes: Iterable[Change], allowed: Sequence[str], by: Callable[[str], Call] | None = None) -> Verdict:
     """No input changed in any bit, except those that the kernel may write; ``by`` names the call that changed each."""
-    tolerated = set(allowed)
     for change in changes:
         declared = change.name.partition("[")[0]
-        if declared in tolerated:
+        if declared in allowed:
             continue
-        identity, who, advice = f"inputs:{change.name}", "the kernel", f"declare mutates={declared!r} if it is meant to"
+        identity, who = f"inputs:{change.name}", "the kernel"
+        advice = f"declare mutates={declared!r} if that is a result, clobbers={declared!r} if it is scratch memory"
         call = by(change.name) if by is not None else None
         if call is not None:
             identity, who = f"{identity}:{call.slug}", call.who

@@ -51,7 +51,7 @@ def test_what_a_result_must_not_know_is_named(lab_of: Any, name: str) -> None:
     fused, reference, inputs, sizes = WRONG[name]
     found = diagnose(lab_of(fused, reference, inputs, sizes, dims=BOUNDS, dtypes="float32"))
     assert found.cause == "wrong-index-map", found
-    assert found.evidence[0].endswith("which it must not; so it is for other values")
+    assert found.evidence[0].endswith("which it must not; the same for other values")
 
 
 def window(x: T, wide: int) -> T:

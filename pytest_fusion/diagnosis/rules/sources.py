@@ -84,7 +84,7 @@ def beyond(lab: Lab) -> Found | None:
     """
     fact = _facts(lab, instead=False)[0]
     end = _one_past(lab) if len(fact) >= _AGREEING else None
-    return Found("off-by-one-mask", [end, "so it is for other values"]) if end else _agreed(fact)
+    return Found("off-by-one-mask", [end, "the same for other values"]) if end else _agreed(fact)
 
 
 def _one_past(lab: Lab) -> str | None:
@@ -164,7 +164,7 @@ def _flat(at: tuple[int, ...], shape: tuple[int, ...]) -> int:
 
 
 def _agreed(fact: list[str]) -> Found | None:
-    return Found("wrong-index-map", [f"{fact[0]}; so it is for other values"]) if len(fact) >= _AGREEING else None
+    return Found("wrong-index-map", [f"{fact[0]}; the same for other values"]) if len(fact) >= _AGREEING else None
 
 
 def _facts(lab: Lab, *, instead: bool) -> tuple[list[str], bool]:

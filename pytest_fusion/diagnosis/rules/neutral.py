@@ -1,0 +1,67 @@
+"""Evidence where no rule knows the cause: the input, or the one element of it, that the failure needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.diagnosis import edits
+from pytest_fusion.diagnosis.diagnosis_model import Found
+from pytest_fusion.diagnosis.edits import Edit
+from pytest_fusion.diagnosis.experiments import Lab
+from pytest_fusion.spec.inputs import ConstantSpec
+
+# More elements than that are not changed one by one.
+_MOST_ELEMENTS = 16
+
+
+def curing(lab: Lab) -> Found | None:
+    """Right for all seeds and sizes once an input is neutral; else right once one element is. The cause stays open."""
+    larger = lab.grown()
+    for edit, text in (*_numbers(lab), *_tensors(lab)):
+        if all(lab.always_right(case, edit=edit) for case in (lab.base, larger)) and _varies(lab, larger, edit):
+            return Found("unexplained", [f"wrong only where {text}"])
+    cured = [text for edit, text in _elements(lab) if lab.attempt(lab.base, edit=edit).right]
+    return Found("unexplained", cured) if len(cured) == 1 else None
+
+
+def _numbers(lab: Lab) -> Iterator[tuple[Edit, str]]:
+    """Drawn numbers and flags, and constants that are no sizes, at 0 or 1."""
+    constants = {name: inner.value for name, inner in lab.spec.inputs.items() if isinstance(inner, ConstantSpec)}
+    for name, value in (constants | dict(lab.base.drawn)).items():
+        if isinstance(value, float) or (isinstance(value, int) and name in lab.base.drawn):
+            for neutral in (0, 1):
+                if value != neutral:
+                    yield edits.number(name, type(value)(neutral)), f"{name} is not {neutral}"
+
+
+def _tensors(lab: Lab) -> Iterator[tuple[Edit, str]]:
+    """Tensors that hold 0, 1, magnitudes or one number everywhere."""
+    for name in edits.scalable(lab.spec, lab.base):
+        yield edits.on([name], "0 instead", torch.zeros_like), f"{name} is not 0"
+    for name in edits.free(lab.spec, lab.base):
+        yield edits.on([name], "1 instead", torch.ones_like), f"{name} is not 1"
+        yield edits.on([name], "magnitudes", torch.abs), f"{name} has elements below 0"
+        yield edits.on([name], "0.5 instead", lambda t: torch.full_like(t, 0.5)), f"the elements of {name} differ"
+
+
+def _elements(lab: Lab) -> Iterator[tuple[Edit, str]]:
+    """Single elements at 0, of tensors that have few."""
+    found = lab.attempt(lab.base).probe
+    for name in edits.free(lab.spec, lab.base) if found is not None else ():
+        values = found.logical[name].flatten().tolist()
+        for place, value in enumerate(values if 1 < len(values) <= _MOST_ELEMENTS else ()):
+            at = torch.tensor([place], device=found.logical[name].device)
+            edit = edits.on([name], f"0 at {place}", lambda t, at=at: t.flatten().index_fill(0, at, 0).reshape(t.shape))
+            yield edit, f"right once element {place} of {name} is 0 in place of {value:g}"
+
+
+def _varies(lab: Lab, case: Case, edit: Edit) -> bool:
+    """Whether a right result is finite and has different elements: beside NaN, or in zeros, anything is right."""
+    found = lab.attempt(case, edit=edit).probe
+    outputs = [t for t in found.expected.values() if t.numel()] if found is not None else []
+    return all(bool(torch.isfinite(t).all()) for t in outputs) and any(
+        bool((t != t.flatten()[0]).any()) for t in outputs
+    )

@@ -201,14 +201,14 @@ def with_regimes(spec: FusionSpec, case: Case, choice: Mapping[str, Any]) -> Cas
             index = choice.get(f"choice {name}")
             salt = counter_random.mix(case.seed, "values of", name)
             finite = regimes.is_special(regime)
-            named = profile.called(0) if index is None else _alternative(profile, index, salt, finite)
+            named = profile.names[0] if index is None else _alternative(profile, index, salt, finite)
             case = case.with_tensor(name, regime=named)
     return case
 
 
 def _alternative(profile: ValueProfile, index: int, seed: int, finite: bool) -> str:
     """One of several profiles and one of its regimes, if any, chosen by the seed; ``finite``: no special one."""
-    chosen, name = profile.choices[index], profile.called(index)
+    chosen, name = profile.choices[index], profile.names[index]
     if chosen.choices:
         inner = counter_random.mix(seed, index) % len(chosen.choices)
         return f"{name}/{_alternative(chosen, inner, counter_random.mix(seed, 1), finite)}"

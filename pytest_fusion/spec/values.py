@@ -37,14 +37,10 @@ class ValueProfile:
     function: Function | None = None
     label: str = ""
 
-    def called(self, position: int) -> str:
-        """The name of a choice in a case."""
-        return self.choices[position].label or str(position)
-
     @property
     def names(self) -> list[str]:
         """The names of its choices in a case, plainest first."""
-        return [self.called(position) for position in range(len(self.choices))]
+        return [choice.label or str(position) for position, choice in enumerate(self.choices)]
 
     def choice(self, name: str) -> ValueProfile:
         """The choice of this name in a case, without one the plainest. Raises ``SpecError`` for an unknown name."""

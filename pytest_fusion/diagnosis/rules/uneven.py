@@ -15,16 +15,19 @@ from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.spec.dims import parse_expression
 from pytest_fusion.spec.values import KINDS, ValueProfile
 
+# So that each of several sequences has more than one element.
+_SIZES = (12, 13, 5, 4)
+
 
 def capacity(lab: Lab) -> Found | None:
     """Wrong where one integer occurs more often than some number, and right up to it, however many there are."""
-    for name, profile in _structured(lab):
+    for name, profile in structured(lab):
         if profile.kind not in ("indices", "routing"):  # those of the other profiles are all different
             continue
-        first = _roomy(lab, lab.base, name, profile)
+        first = roomy(lab, lab.base, name, profile)
         most = _most(lab, first, name, profile)
         # Two of a kind are no capacity, and a limit that grows with their number is a share.
-        if most > 1 and _most(lab, _roomy(lab, first, name, profile), name, profile) == most:
+        if most > 1 and _most(lab, roomy(lab, first, name, profile), name, profile) == most:
             fact = f"wrong where one element of {name} occurs {most + 1} times or more, right up to {most}"
             return Found("capacity-overflow", [fact, "so it is among twice as many"])
         lab.ruled_out.append(f"capacity: no number of equal elements of {name} is the limit")
@@ -32,25 +35,28 @@ def capacity(lab: Lab) -> Found | None:
 
 
 def kind(lab: Lab) -> Found | None:
-    """Wrong for some kinds of integers and right for even ones, at larger sizes too."""
-    for name, profile in _structured(lab):
-        every = {kind: lab.base.with_tensor(name, regime=kind) for kind in profile.names}
-        even, seen = profile.names[0], lab.base.tensors[name].regime
-        if seen == even:
-            continue
-        if all(map(lab.always_right, (every[even], lab.grown(every[even])))) and lab.mostly_wrong(every[seen]):
-            wrong = [kind for kind, case in every.items() if lab.mostly_wrong(case)]
-            right = [kind for kind, case in every.items() if lab.always_right(case)]
-            return Found("uneven-data", [f"wrong where {name} is {_any_of(wrong)}, right where it is {_any_of(right)}"])
-        lab.ruled_out.append(f"uneven data: not right with all {even} {name}")
+    """Wrong for some kinds of integers and right for even ones, in a larger case too."""
+    for name, profile in structured(lab):
+        larger = lab.grown(None, _SIZES)
+        if lab.always_right(larger.with_tensor(name, regime=profile.names[0])):
+            text = by_kind(lab, lab.base, name, profile, even=True) or by_kind(lab, larger, name, profile, even=True)
+            if text:
+                return Found("uneven-data", [text])
+        lab.ruled_out.append(f"uneven data: no kind of {name} is wrong where even ones are right")
     return None
 
 
-def _any_of(kinds: list[str]) -> str:
-    return " or ".join(map(repr, kinds))
+def by_kind(lab: Lab, case: Case, name: str, profile: ValueProfile, *, even: bool) -> str:
+    """Which kinds of integers are wrong and which right; empty without both, and where ``even`` ones must be right."""
+    every = {kind: case.with_tensor(name, regime=kind) for kind in profile.names}
+    right = [repr(kind) for kind, case in every.items() if lab.always_right(case)]
+    wrong = [repr(kind) for kind, case in every.items() if lab.mostly_wrong(case)]
+    if not wrong or not right or (even and repr(profile.names[0]) not in right):
+        return ""
+    return f"wrong where {name} is {' or '.join(wrong)}, right where it is {' or '.join(right)}"
 
 
-def _structured(lab: Lab) -> Iterator[tuple[str, ValueProfile]]:
+def structured(lab: Lab) -> Iterator[tuple[str, ValueProfile]]:
     """The tensors of the case whose integers are of one of several kinds."""
     for name, inner in lab.spec.tensors.items():
         profile = inner.values
@@ -58,7 +64,7 @@ def _structured(lab: Lab) -> Iterator[tuple[str, ValueProfile]]:
             yield name, profile
 
 
-def _roomy(lab: Lab, case: Case, name: str, profile: ValueProfile) -> Case:
+def roomy(lab: Lab, case: Case, name: str, profile: ValueProfile) -> Case:
     """The case with twice as many rows of this tensor, and a number for each element, as far as bounds allow."""
     shape = lab.spec.tensors[name].shape
     rows = shape.terms[0].text if shape.terms else ""

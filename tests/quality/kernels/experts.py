@@ -44,8 +44,8 @@ def place_kernel(
     r = tl.load(rank + at, mask=inside, other=0)
     if BUG == "overwrites-past-capacity":
         r = tl.minimum(r, CAPACITY - 1)
-    if BUG == "ranks-in-7-bits":
-        r = r & 127
+    if BUG == "ranks-in-6-bits":
+        r = r & 63
     place = tl.load(start + e, mask=inside, other=0) + r
     tl.store(source + place, at, mask=inside)
     tl.store(rank + at, place, mask=inside)
@@ -112,7 +112,7 @@ def through_experts(x: Tensor, expert: Tensor, gate: Tensor, scale: Tensor, *, b
     place_kernel[blocks](
         expert, rank, start, source, pairs, slots, *expert.stride(), CAPACITY=CAPACITY, BLOCK=64, BUG=bug
     )
-    most = triton.cdiv(2 * pairs, experts) if bug == "tiles-of-twice-the-average" else pairs
+    most = triton.cdiv(2 * pairs, experts) if bug == "tiles-of-twice-the-average" else tokens
     expert_kernel[(experts, triton.cdiv(most, TILE))](
         x, source, start, counts, scale, y, load, pairs, slots, width, *x.stride(), *scale.stride(),
         TILE=TILE, WIDTH=block, BUG=bug,

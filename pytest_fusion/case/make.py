@@ -59,8 +59,7 @@ def _bound(value: Any, sizes: Mapping[str, Size]) -> Any:
 
 def chosen(profile: ValueProfile, regime: str) -> tuple[ValueProfile, str]:
     """The profile among several that this regime draws from, and its regime there. Raises ``SpecError``."""
-    if recorded_values.parse(regime) is not None:  # recorded elements are of no choice
-        regime = ""
+    regime = "" if recorded_values.parse(regime) else regime  # recorded elements are of no choice
     while profile.choices:
         name, _, regime = regime.partition("/")
         profile = profile.choice(name)

@@ -13,7 +13,7 @@ from pytest_fusion.case.make import ImpossibleCase, shape_of
 from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import LAYOUTS, OptionalSpec, StrategySpec, TensorSpec, unwrap
-from pytest_fusion.spec.values import ValueProfile
+from pytest_fusion.spec.values import KINDS, ValueProfile
 
 # Batches of no, one and two leading dimensions, one of them empty; beside them a dim's size classes, as rows.
 BATCHES: tuple[tuple[int, ...], ...] = ((), (3, 2), (1,), (0,))
@@ -56,10 +56,11 @@ def allowed_layouts(spec: FusionSpec, name: str, inner: TensorSpec) -> list[tupl
 
 
 def _may_repeat(values: Any) -> bool:
-    """Whether a tensor of these values may repeat one slice; a permutation or a user's offsets may not."""
+    """Whether a tensor of these values may repeat one slice; a permutation, or lengths that add up, may not."""
     if not isinstance(values, ValueProfile):
         return values is None
-    return values.kind not in ("permutation", "probabilities", "function") and all(map(_may_repeat, values.choices))
+    whole = values.kind in ("permutation", "probabilities", "function") or values.kind in KINDS.keys() - {"indices"}
+    return not whole and all(map(_may_repeat, values.choices))
 
 
 def regimes_of(inner: TensorSpec, *, covered: bool) -> tuple[str, ...]:

@@ -144,7 +144,7 @@ def test_an_unknown_kind_is_an_error_that_names_the_nearest() -> None:
         (structured_integers.routing, "all_to_one", "all to one"),
         (structured_integers.pages, "hole", "holes"),
     ):
-        with pytest.raises(SpecError, match=f"no kind {kind!r}; did you mean {near!r}"):
+        with pytest.raises(SpecError, match=f"the kind {kind!r} do not exist; did you mean {near!r}"):
             make(kind, (3,), 5, 1, CPU)
     inputs = {
         "x": tensor("rows", dtype=torch.int64, values=values.indices(9)),

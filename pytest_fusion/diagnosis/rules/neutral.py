@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case.case_model import Case
 from pytest_fusion.diagnosis import edits
 from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.diagnosis.rules import uneven
+from pytest_fusion.diagnosis.rules.epsilons import telling
 from pytest_fusion.spec.inputs import ConstantSpec
 
 # More elements than that are not changed one by one.
@@ -26,7 +26,7 @@ def curing(lab: Lab) -> Found | None:
             return Found("unexplained", [text])
     larger = lab.grown()
     for edit, text in _neutral(lab):
-        if all(lab.always_right(case, edit=edit) for case in (lab.base, larger)) and _varies(lab, larger, edit):
+        if all(lab.always_right(case, edit=edit) for case in (lab.base, larger)) and telling(lab, larger, edit):
             return Found("unexplained", [f"wrong only where {text}"])
     found = lab.attempt(lab.base).probe
     elements = _elements(lab, found.logical) if found is not None else ()
@@ -57,11 +57,3 @@ def _elements(lab: Lab, logical: Mapping[str, Any]) -> Iterator[tuple[Edit, str]
             spared = torch.arange(len(values), device=values.device).reshape(logical[name].shape) != place
             text = f"right once element {place} of {name} is 0 in place of {float(values[place]):g}"
             yield edits.on([name], f"0 at {place}", spared.__mul__), text
-
-
-def _varies(lab: Lab, case: Case, edit: Edit) -> bool:
-    """Whether the right result is finite and has different elements: beside NaN, or in zeros, anything is right."""
-    found = lab.attempt(case, edit=edit).probe
-    outputs = dict(found.expected) if found is not None else {}
-    outputs = {name: t for name, t in outputs.items() if name == lab.verdict.output} or outputs
-    return any(t.numel() and t.isfinite().all() and (t != t.flatten()[0]).any() for t in outputs.values())

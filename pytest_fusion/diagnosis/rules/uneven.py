@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -38,9 +37,9 @@ def kind(lab: Lab) -> Found | None:
     """Wrong for some kinds of integers and right for even ones, in a larger case too."""
     for name, profile in structured(lab):
         larger = lab.grown(None, _SIZES)
-        if lab.always_right(larger.with_tensor(name, regime=profile.names[0])):
-            text = by_kind(lab, lab.base, name, profile, even=True) or by_kind(lab, larger, name, profile, even=True)
-            if text:
+        even = lab.always_right(larger.with_tensor(name, regime=profile.names[0]))
+        for case in (lab.base, larger) if even else ():
+            if text := by_kind(lab, case, name, profile, even=True):
                 return Found("uneven-data", [text])
         lab.ruled_out.append(f"uneven data: no kind of {name} is wrong where even ones are right")
     return None
@@ -56,12 +55,10 @@ def by_kind(lab: Lab, case: Case, name: str, profile: ValueProfile, *, even: boo
     return f"wrong where {name} is {' or '.join(wrong)}, right where it is {' or '.join(right)}"
 
 
-def structured(lab: Lab) -> Iterator[tuple[str, ValueProfile]]:
+def structured(lab: Lab) -> list[tuple[str, ValueProfile]]:
     """The tensors of the case whose integers are of one of several kinds."""
-    for name, inner in lab.spec.tensors.items():
-        profile = inner.values
-        if name not in lab.base.absent and isinstance(profile, ValueProfile) and profile.kind in KINDS:
-            yield name, profile
+    own = {name: inner.values for name, inner in lab.spec.tensors.items() if name not in lab.base.absent}
+    return [(name, one) for name, one in own.items() if isinstance(one, ValueProfile) and one.kind in KINDS]
 
 
 def roomy(lab: Lab, case: Case, name: str, profile: ValueProfile) -> Case:
@@ -72,8 +69,7 @@ def roomy(lab: Lab, case: Case, name: str, profile: ValueProfile) -> Case:
         now = case.sizes.get(dim)
         if isinstance(now, int):
             least = 2 * now + 2 if dim == rows else math.prod(shape.evaluate(case.sizes)) + 1
-            most = lab.spec.bound(dim).max
-            case = lab.resized({dim: max(now, least if most is None else min(least, most))}, case) or case
+            case = lab.resized({dim: max(now, min(least, lab.spec.bound(dim).max or least))}, case) or case
     return case
 
 

@@ -44,11 +44,9 @@ class ValueProfile:
 
     def choice(self, name: str) -> ValueProfile:
         """The choice of this name in a case, without one the plainest. Raises ``SpecError`` for an unknown name."""
-        if name in ("", "unit"):
-            return self.choices[0]
-        if name not in self.names:
+        if name not in (*self.names, "", "unit"):
             raise SpecError(f"values of the kind {name!r} do not exist{did_you_mean(name, self.names)}")
-        return self.choices[self.names.index(name)]
+        return self.choices[self.names.index(name) if name in self.names else 0]
 
     def plainer(self, regime: str) -> Iterator[str]:
         """The names in a case of plainer choices than this one, plainest first."""

@@ -58,11 +58,11 @@ def _bound(value: Any, sizes: Mapping[str, Size]) -> Any:
 
 
 def chosen(profile: ValueProfile, regime: str) -> tuple[ValueProfile, str]:
-    """The profile among several that this regime draws from, and its regime there."""
+    """The profile among several that this regime draws from, and its regime there. Raises ``SpecError``."""
+    regime = "" if recorded_values.parse(regime) else regime  # recorded elements are of no choice
     while profile.choices:
         name, _, regime = regime.partition("/")
-        known = {profile.called(position): choice for position, choice in enumerate(profile.choices)}
-        profile = known.get(name, profile.choices[0])
+        profile = profile.choice(name)
     return profile, regime
 
 

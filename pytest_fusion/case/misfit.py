@@ -5,8 +5,9 @@ from __future__ import annotations
 from pytest_fusion.case import recorded_values, regimes, sizes, strided
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import large_offsets
-from pytest_fusion.case.make import ImpossibleCase, shape_of
+from pytest_fusion.case.make import ImpossibleCase, chosen, shape_of
 from pytest_fusion.case.plan import regimes_of
+from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.dtypes import KNOWN
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import LAYOUTS, OptionalSpec, StrategySpec, TensorSpec, unwrap
@@ -74,24 +75,18 @@ def _tensor(spec: FusionSpec, case: Case, name: str, declared: TensorSpec) -> st
     ):
         why = "the spec does not draw" if kind in (*LAYOUTS, "pitched") else "does not exist"
         return f"{name!r} has the layout {kind!r}, which {why}"
-    exists = (
-        entry.regime in regimes.REGIMES
-        or entry.regime[:1].isdigit()
-        or entry.regime.partition("/")[0] in _labels(declared)
-        or recorded_values.parse(entry.regime) is not None
-    )
-    if not exists:
-        return f"{name!r} has values of the kind {entry.regime!r}, which does not exist"
+    if recorded_values.parse(entry.regime) is None:
+        try:
+            if isinstance(declared.values, ValueProfile) and declared.values.choices:
+                chosen(declared.values, entry.regime)
+            elif entry.regime not in regimes.REGIMES:
+                return f"{name!r} has values of the kind {entry.regime!r}, which does not exist"
+        except SpecError as error:
+            return f"of {name!r}, {error}"
     drawn = regimes_of(declared, covered=False)
     if drawn and entry.regime in regimes.REGIMES and entry.regime not in drawn:
         return f"{name!r} has values of the kind {entry.regime!r}, which the spec does not draw"
     return None
-
-
-def _labels(declared: TensorSpec) -> set[str]:
-    """The names of a profile's choices."""
-    profile = declared.values
-    return {choice.label for choice in profile.choices} if isinstance(profile, ValueProfile) else set()
 
 
 def _takes(declared: TensorSpec, strides: tuple[int, ...], case: Case) -> bool:

@@ -13,7 +13,7 @@ from pytest_fusion.case.make import ImpossibleCase, shape_of
 from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import LAYOUTS, OptionalSpec, StrategySpec, TensorSpec, unwrap
-from pytest_fusion.spec.values import ValueProfile
+from pytest_fusion.spec.values import KINDS, ValueProfile
 
 # Batches of no, one and two leading dimensions, one of them empty; beside them a dim's size classes, as rows.
 BATCHES: tuple[tuple[int, ...], ...] = ((), (3, 2), (1,), (0,))
@@ -56,11 +56,11 @@ def allowed_layouts(spec: FusionSpec, name: str, inner: TensorSpec) -> list[tupl
 
 
 def _may_repeat(values: Any) -> bool:
-    """Whether a tensor of these values may repeat one slice; a permutation, offsets or a page table may not."""
+    """Whether a tensor of these values may repeat one slice; a permutation, or lengths that add up, may not."""
     if not isinstance(values, ValueProfile):
         return values is None
-    whole = "permutation", "probabilities", "function", "offsets", "lengths", "routing", "page_table"
-    return values.kind not in whole and all(map(_may_repeat, values.choices))
+    whole = values.kind in ("permutation", "probabilities", "function") or values.kind in KINDS.keys() - {"indices"}
+    return not whole and all(map(_may_repeat, values.choices))
 
 
 def regimes_of(inner: TensorSpec, *, covered: bool) -> tuple[str, ...]:
@@ -202,14 +202,14 @@ def with_regimes(spec: FusionSpec, case: Case, choice: Mapping[str, Any]) -> Cas
             index = choice.get(f"choice {name}")
             salt = counter_random.mix(case.seed, "values of", name)
             finite = regimes.is_special(regime)
-            named = profile.called(0) if index is None else _alternative(profile, index, salt, finite)
+            named = profile.names[0] if index is None else _alternative(profile, index, salt, finite)
             case = case.with_tensor(name, regime=named)
     return case
 
 
 def _alternative(profile: ValueProfile, index: int, seed: int, finite: bool) -> str:
     """One of several profiles and one of its regimes, if any, chosen by the seed; ``finite``: no special one."""
-    chosen, name = profile.choices[index], profile.called(index)
+    chosen, name = profile.choices[index], profile.names[index]
     if chosen.choices:
         inner = counter_random.mix(seed, index) % len(chosen.choices)
         return f"{name}/{_alternative(chosen, inner, counter_random.mix(seed, 1), finite)}"

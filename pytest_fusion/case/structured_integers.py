@@ -1,7 +1,7 @@
 """Whole numbers with the structure of real data: skewed indices, offsets of sequences, routings, page tables.
 
 Uniform indices are all alike: a gather past an expert's capacity, an atomic on a hot row in 16 bits and an empty
-sequence need others. Each kind is a choice of its profile (`spec.values`), plainest first. Results are int64.
+sequence need others. A kind is a choice of its profile (`spec.values`), else ``SpecError``. Results are int64.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from pytest_fusion.case import counter_random
+from pytest_fusion.spec import values
 
 # Of indices: the share that a hot row takes, and equal indices in a run.
 _HOT, _RUN = 0.9, 5
@@ -23,6 +24,7 @@ class Unfit(Exception):
 
 def indices(kind: str, shape: tuple[int, ...], size: int, seed: int, device: torch.device) -> torch.Tensor:
     """From 0 to ``size - 1``. Raises ``Unfit`` for elements and a size of 0."""
+    values.indices(size).choice(kind)
     count = math.prod(shape)
     if size < 1 and count:
         raise Unfit("an index into a dim of size 0")
@@ -66,6 +68,7 @@ def offsets(kind: str, shape: tuple[int, ...], total: int, seed: int, device: to
 
 def lengths(kind: str, shape: tuple[int, ...], total: int, seed: int, device: torch.device) -> torch.Tensor:
     """Lengths of sequences that add up to ``total`` along the last axis. Raises ``Unfit``."""
+    values.lengths(total).choice(kind)
     if not shape or (total and not shape[-1]):
         raise Unfit(f"no sequence has a length of {total} in all")
     count = shape[-1]
@@ -96,6 +99,7 @@ def lengths(kind: str, shape: tuple[int, ...], total: int, seed: int, device: to
 
 def routing(kind: str, shape: tuple[int, ...], experts: int, seed: int, device: torch.device) -> torch.Tensor:
     """Different experts in each row, from 0 to ``experts - 1``. Raises ``Unfit`` where there are too few."""
+    values.routing(experts).choice(kind)
     width = shape[-1] if shape else 1
     rows = math.prod(shape[:-1])
     if width > experts and rows:
@@ -115,6 +119,7 @@ def routing(kind: str, shape: tuple[int, ...], experts: int, seed: int, device: 
 
 def pages(kind: str, shape: tuple[int, ...], size: int, seed: int, device: torch.device) -> torch.Tensor:
     """Different pages from 0 to ``size - 1``; of kind ``holes`` rows end in -1. Raises ``Unfit`` for too few."""
+    values.page_table(size, holes=True).choice(kind)
     count = math.prod(shape)
     if count > size:
         raise Unfit(f"{size} pages are too few for {count} entries")

@@ -37,6 +37,8 @@ CAUSES: dict[str, str] = {
     "tail-mask": "whole tiles are right and the last, partial one is wrong: its mask or its padding is mishandled",
     "wrong-neutral-element": "what pads a partial tile, or stands for nothing, counts in what follows",
     "block-limit": "the kernel is right up to a size and wrong above it: what is past a block or a grid is not reached",
+    "capacity-overflow": "wrong only where one index occurs more often than some number",
+    "uneven-data": "wrong only for some kinds of indices, offsets or pages, and right for even ones",
     "wrong-index-map": "elements are taken from, or stored to, the wrong indices",
     "low-precision-accumulation": "a sum or an intermediate is kept in too few bits",
     "cast-order": "a rounding to 16 bits happens where the reference has none",

@@ -13,11 +13,13 @@ from pytest_fusion.diagnosis.rules import (
     epsilons,
     extents,
     indices,
+    neutral,
     numerics,
     roundings,
     sources,
     strides,
     tuning,
+    uneven,
     wrong_slice,
 )
 
@@ -48,6 +50,8 @@ _OF_VALUES: tuple[Rule, ...] = (
     numerics.overflow,
     roundings.rounding,
     epsilons.epsilon,
+    uneven.capacity,
+    uneven.kind,
     extents.tail,
     indices.misread,
     sources.elsewhere,
@@ -56,14 +60,17 @@ _OF_VALUES: tuple[Rule, ...] = (
     roundings.digits,
     wrong_slice.indifferent,
     sources.beyond,
+    neutral.curing,
 )
 _OF_HOLES: tuple[Rule, ...] = (
     tuning.config,
     extents.zero,
     strides.layout,
+    uneven.capacity,
+    uneven.kind,
     extents.limit,
 )
-_OF_PLACE: tuple[Rule, ...] = (extents.zero, strides.layout)
+_OF_PLACE: tuple[Rule, ...] = (extents.zero, strides.layout, uneven.capacity)
 # Checks whose verdict experiments cannot explain further.
 _RULES: dict[str, tuple[Rule, ...]] = {
     "values": _OF_VALUES,
@@ -114,7 +121,7 @@ def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
         return _OF_PLACE
     if check == "repeat":
         if isinstance(lab.verdict.evidence, WrongAccess):
-            return strides.layout, indices.mixed
+            return strides.layout, uneven.capacity, indices.mixed
         return ()
     return _RULES.get(check, ())
 

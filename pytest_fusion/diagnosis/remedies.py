@@ -30,6 +30,7 @@ REMEDIES: Mapping[str, str] = {
     "racing-stores": "let one program write each element, or use an atomic",
     "racing-load": "use two launches, or a buffer of its own for what is loaded",
     "block-limit": "loop over blocks where a row is wider than one, and cap no grid",
+    "capacity-overflow": "give a buffer, a counter or a grid room for all elements at one index; or refuse more",
     "gradient-missing": "return the gradient from backward, in the place of its input",
     "hidden-sync": "keep .item(), .tolist(), .cpu() and bool(tensor) out of the call",
     "nan-swallowed": "tl.maximum(..., propagate_nan=tl.PropagateNan.ALL), and tl.where in place of a product by a mask",

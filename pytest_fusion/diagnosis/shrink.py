@@ -14,6 +14,7 @@ from pytest_fusion.run.autotuned import TRIED
 from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.dtypes import simplicity
 from pytest_fusion.spec.inputs import OptionalSpec, TensorSpec, unwrap
+from pytest_fusion.spec.values import ValueProfile
 
 # Enough for four dims of a dozen boundaries each, twice over; at some 20 ms a case this is a few seconds.
 MAX_RUNS = 300
@@ -131,8 +132,8 @@ class Shrinker:
             ladder = regimes_of(inner, covered=False)
             if current not in ladder:
                 yield self.case.with_tensor(name, regime=inner.plainest)
-                if "/" in current:  # the same of several profiles, without a regime of its own
-                    yield self.case.with_tensor(name, regime=current.rpartition("/")[0])
+                if isinstance(inner.values, ValueProfile):
+                    yield from (self.case.with_tensor(name, regime=one) for one in inner.values.plainer(current))
                 continue
             for regime in ladder[: ladder.index(current)]:
                 # Special values hide what ordinary ones show, so a plainer special one is no simplification.

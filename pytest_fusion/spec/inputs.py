@@ -34,7 +34,7 @@ class TensorSpec:
     @property
     def plainest(self) -> str:
         """The name of the plainest kind of its values in a case."""
-        return self.values.called(0) if isinstance(self.values, ValueProfile) and self.values.choices else "unit"
+        return self.values.names[0] if isinstance(self.values, ValueProfile) and self.values.choices else "unit"
 
     def may_float(self) -> bool:
         return not self.dtypes or any(name in FLOATING for name in self.dtypes)

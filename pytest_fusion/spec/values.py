@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pytest_fusion.errors import SpecError
-from pytest_fusion.spec.wording import checks_words
+from pytest_fusion.spec.wording import checks_words, did_you_mean
 
 Bound = int | float | str
 # From (shape, dtype, generator) to a tensor.
 Function = Callable[..., Any]
+_LENGTHS = ("even", "ragged", "empty first", "empty last", "some empty", "one long")
+# The kinds of each profile of structure, plainest first.
+KINDS: Mapping[str, tuple[str, ...]] = {
+    "indices": ("even", "zipf", "hot", "equal", "sorted", "runs", "gaps", "ends", "once"),
+    "offsets": _LENGTHS,
+    "lengths": _LENGTHS,
+    "routing": ("even", "balanced", "all to one", "starved"),
+    "page_table": ("even", "in order", "reversed", "holes"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +37,25 @@ class ValueProfile:
     function: Function | None = None
     label: str = ""
 
-    def called(self, position: int) -> str:
-        """The name of a choice in a case."""
-        return self.choices[position].label or str(position)
+    @property
+    def names(self) -> list[str]:
+        """The names of its choices in a case, plainest first."""
+        return [choice.label or str(position) for position, choice in enumerate(self.choices)]
+
+    def choice(self, name: str) -> ValueProfile:
+        """The choice of this name in a case, without one the plainest. Raises ``SpecError`` for an unknown name."""
+        if name not in (*self.names, "", "unit"):
+            raise SpecError(f"values of the kind {name!r} do not exist{did_you_mean(name, self.names)}")
+        return self.choices[self.names.index(name) if name in self.names else 0]
+
+    def plainer(self, regime: str) -> Iterator[str]:
+        """The names in a case of plainer choices than this one, plainest first."""
+        name, _, inner = regime.partition("/")
+        if name in self.names:
+            yield from self.names[: self.names.index(name)]
+            if inner:  # the choice's own plainest kind, and those between
+                yield name
+                yield from (f"{name}/{plainer}" for plainer in list(self.choice(name).plainer(inner))[1:])
 
     def __str__(self) -> str:
         if self.function is not None:
@@ -99,9 +124,10 @@ def integers(low: Bound, high: Bound) -> ValueProfile:
     return ValueProfile("integers", (("low", low), ("high", high)))
 
 
-def _structured(kind: str, size: Bound, *labels: str) -> ValueProfile:
+def _structured(kind: str, size: Bound, *, without: str = "") -> ValueProfile:
     """A profile that draws one of several kinds of structure for each case."""
     params = (("size", size),)
+    labels = (label for label in KINDS[kind] if label != without)
     return ValueProfile(kind, params, tuple(ValueProfile(kind, params, label=label) for label in labels))
 
 
@@ -111,7 +137,7 @@ def indices(size: Bound) -> ValueProfile:
 
     Zipf's law, one hot row, all equal, sorted, runs, rows that are never used, both ends alone, each once.
     """
-    return _structured("indices", size, "even", "zipf", "hot", "equal", "sorted", "runs", "gaps", "ends", "once")
+    return _structured("indices", size)
 
 
 @checks_words(SpecError)
@@ -120,28 +146,25 @@ def offsets(total: Bound) -> ValueProfile:
 
     Of lengths that are even, ragged, empty at the first, the last or some places, or all but one of one element.
     """
-    return _structured("offsets", total, *_LENGTHS)
+    return _structured("offsets", total)
 
 
 @checks_words(SpecError)
 def lengths(total: Bound) -> ValueProfile:
     """Lengths of sequences that add up to ``total`` along the last axis; the kinds of :func:`offsets`."""
-    return _structured("lengths", total, *_LENGTHS)
-
-
-_LENGTHS = ("even", "ragged", "empty first", "empty last", "some empty", "one long")
+    return _structured("lengths", total)
 
 
 @checks_words(SpecError)
 def routing(experts: Bound) -> ValueProfile:
     """Different experts for each row of ``(tokens, k)``: drawn, balanced, all to one, or some experts with none."""
-    return _structured("routing", experts, "even", "balanced", "all to one", "starved")
+    return _structured("routing", experts)
 
 
 @checks_words(SpecError)
 def page_table(pages: Bound, *, holes: bool = False) -> ValueProfile:
     """Different pages from ``0`` to ``pages - 1``: permuted, in order, reversed; ``holes``: rows may end in -1."""
-    return _structured("page_table", pages, "even", "in order", "reversed", *(["holes"] if holes else []))
+    return _structured("page_table", pages, without="" if holes else "holes")
 
 
 def permutation() -> ValueProfile:

@@ -82,7 +82,10 @@ def test_what_the_kernel_writes_is_never_expanded(plan_of: PlanOf) -> None:
 
 
 def test_values_with_a_constraint_are_not_repeated_unless_it_is_asked_for(plan_of: PlanOf) -> None:
-    """One element repeated is no permutation and no page table, so those are not expanded; a named layout is drawn."""
+    """A permutation of one element repeated is none, so it is not expanded; a layout that is named is drawn.
+
+    Nor do lengths add up that are repeated, and the experts of a row are different.
+    """
     function = lambda shape, dtype, generator: None  # noqa: E731
     plan = plan_of(
         {
@@ -92,13 +95,13 @@ def test_values_with_a_constraint_are_not_repeated_unless_it_is_asked_for(plan_o
             "o": tensor("n m", values=values.one_of(values.normal(), function)),
             "g": tensor("n m", values=function, layouts=["contiguous", "expanded"]),
             "i": tensor("n m", dtype="int64", values=values.indices("n")),
-            "s": tensor("n", dtype="int64", values=values.offsets("m")),
-            "l": tensor("n", dtype="int64", values=values.lengths("m")),
-            "r": tensor("n 2", dtype="int64", values=values.routing("m")),
-            "t": tensor("n 2", dtype="int64", values=values.page_table("m")),
+            "l": tensor("n m", dtype="int64", values=values.lengths("n")),
+            "b": tensor("n m", dtype="int64", values=values.offsets("n")),
+            "r": tensor("n m", dtype="int64", values=values.routing(8)),
+            "t": tensor("n m", dtype="int64", values=values.page_table(8)),
         }
     )
-    assert not any("expanded" in kinds(plan, name) for name in "pqfoslrt")
+    assert not any("expanded" in kinds(plan, name) for name in "pqfolbrt")
     assert all("expanded" in kinds(plan, name) for name in "gi")
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
 from pytest_fusion.case import structured_integers
 from pytest_fusion.case.case_model import Case, TensorCase
-from pytest_fusion.case.make import ImpossibleCase, make_tensor
+from pytest_fusion.case.make import ImpossibleCase, make_inputs, make_tensor
+from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.plan import Limits, build, make_plan
+from pytest_fusion.errors import SpecError
 from pytest_fusion.spec import values
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -129,3 +133,49 @@ def test_a_plan_draws_each_kind_and_a_case_names_it() -> None:
     assert build(plan, {}, 1).tensors["x"].ordinary
     made = make_tensor("x", inputs["x"], build(plan, {"choice x": 3, "dim rows": 40}, 1), CPU)
     assert made.unique().numel() == 1
+
+
+def test_an_unknown_kind_is_an_error_that_names_the_nearest() -> None:
+    """Of a profile, of a case, and of a stored case; a case without a name is even."""
+    for make, kind, near in (
+        (structured_integers.indices, "hott", "hot"),
+        (structured_integers.offsets, "raged", "ragged"),
+        (structured_integers.lengths, "empty frist", "empty first"),
+        (structured_integers.routing, "all_to_one", "all to one"),
+        (structured_integers.pages, "hole", "holes"),
+    ):
+        with pytest.raises(SpecError, match=f"the kind {kind!r} do not exist; did you mean {near!r}"):
+            make(kind, (3,), 5, 1, CPU)
+    inputs = {
+        "x": tensor("rows", dtype=torch.int64, values=values.indices(9)),
+        "y": tensor("rows", values=values.one_of(values.normal(), values.positive())),
+    }
+    spec = FusionSpec(fused=lambda x, y: x, reference=lambda x, y: x, inputs=inputs)
+    case = build(make_plan(spec, limits=Limits()), {"dim rows": 4}, 1)
+    assert misfit(spec, case) is None
+    assert misfit(spec, case.with_tensor("x", regime="unit")) is None
+    for name, regime, near in (("x", "sroted", "; did you mean 'sorted'?"), ("y", "2", "; known: 0, 1")):
+        wrong = case.with_tensor(name, regime=regime)
+        with pytest.raises(SpecError, match=re.escape(f"values of the kind {regime!r} do not exist{near}")):
+            make_tensor(name, inputs[name], wrong, CPU)
+        assert misfit(spec, wrong) == f"of {name!r}, values of the kind {regime!r} do not exist{near}"
+
+
+def test_a_dim_may_be_the_sum_or_the_largest_of_drawn_lengths() -> None:
+    """Lengths add up to one dim; others are at most another one, and reach it in some cases."""
+    inputs = {
+        "packed": tensor("total hidden"),
+        "lengths": tensor("batch", dtype=torch.int64, values=values.lengths("total")),
+        "padded": tensor("batch longest hidden"),
+        "used": tensor("batch", dtype=torch.int64, values=values.integers(0, "longest")),
+    }
+    spec = FusionSpec(
+        fused=lambda **given: given, reference=lambda **given: given, inputs=inputs, dims={"batch": dim(1)}
+    )
+    plan, reached = make_plan(spec, limits=Limits()), 0
+    for seed in SEEDS:
+        made = make_inputs(spec, build(plan, {"dim batch": 4, "dim total": 17, "dim longest": 9}, seed), CPU)
+        assert int(made["lengths"].sum()) == len(made["packed"]) == 17
+        assert int(made["used"].max()) <= made["padded"].shape[1] == 9
+        reached += int(made["used"].max()) == 9
+    assert 0 < reached < len(SEEDS)

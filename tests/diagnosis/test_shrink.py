@@ -152,6 +152,25 @@ def test_drawn_values_and_choices_go_back_to_the_first(plan_of: Any) -> None:
     assert found.drawn == {"k": 2}
 
 
+@pytest.mark.parametrize(
+    ("profile", "needed", "smallest"),
+    [
+        (values.indices("n"), {"hot", "equal", "runs", "ends"}, "hot"),
+        (values.lengths("n"), {"one long", "some empty"}, "some empty"),
+        (values.one_of(values.constant(1), values.indices("n")), {"1/hot", "1/equal", "1/ends"}, "1/hot"),
+        (values.one_of(values.constant(1), values.indices("n")), {"1", "1/even", "1/ends"}, "1"),
+    ],
+)
+def test_structured_values_go_back_to_the_plainest_kind_that_fails(
+    plan_of: Any, profile: Any, needed: set[str], smallest: str
+) -> None:
+    """Not to any that fails, and not past one that does not."""
+    plan = plan_of({"index": tensor("n", dtype="int64", values=profile)})
+    case = build(plan, {"dim n": 9}, 7).with_tensor("index", regime=max(needed, key=len))
+    found = Shrinker(plan, case, lambda one: one.tensors["index"].regime in needed).run()
+    assert found.tensors["index"].regime == smallest
+
+
 def test_a_dtype_of_its_own_shrinks_too(plan_of: Any) -> None:
     """A tensor that draws int64 or int32 ends at int32 unless int64 is needed."""
     plan = plan_of({"i": tensor("n", dtype=["int64", "int32"])})

@@ -15,8 +15,9 @@ from tests.quality.backward_plants import BACKWARD
 from tests.quality.contract_plants import CONTRACT
 from tests.quality.forward_plants import FORWARD
 from tests.quality.plant import Plant
+from tests.quality.uneven_plants import UNEVEN
 
-PLANTS: tuple[Plant, ...] = (*FORWARD, *BACKWARD, *CONTRACT)
+PLANTS: tuple[Plant, ...] = (*FORWARD, *BACKWARD, *CONTRACT, *UNEVEN)
 
 # What the judge does not claim, with the reason; these bugs stay in the corpus and are not counted as caught.
 BEYOND: Mapping[str, str] = {

@@ -44,7 +44,7 @@ def epsilon(lab: Lab) -> Found | None:
     for name in edits.epsilons(lab.spec, case):
         if (
             all(_comes_with(lab, each, name) for each in (case, larger))
-            and _telling(lab, larger, edits.number(name, 0.0))
+            and telling(lab, larger, edits.number(name, 0.0))
             and not _factor(lab, larger, name)
         ):
             sizes = ", ".join(f"{dim}={size}" for dim, size in larger.sizes.items())
@@ -84,7 +84,7 @@ def _factor(lab: Lab, case: Case, name: str) -> bool:
     return seen
 
 
-def _telling(lab: Lab, case: Case, edit: Edit) -> bool:
+def telling(lab: Lab, case: Case, edit: Edit) -> bool:
     """Whether the right results are finite and have more than one value: beside NaN anything is right."""
     found = lab.attempt(case, edit=edit).probe
     if found is None:

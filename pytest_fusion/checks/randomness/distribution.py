@@ -27,6 +27,7 @@ from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle.reference import MANY_LANES
+from pytest_fusion.run.clock import processor_s
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.spec.wording import did_you_mean
 
@@ -35,6 +36,8 @@ NAME = "distribution"
 # Cases of a test that are drawn again; draws of one, of one with equal rows, and its calls.
 _MOST_CASES = 5
 _DRAWS, _DRAWS_OF_ONE, _FEWEST_CALLS, _MOST_CALLS = 1 << 14, 1 << 17, 8, 64
+# Seconds of the processor for the calls of a case, but for the first two.
+_SECONDS = 1.0
 # How many times as many draws decide what looks odd, and what is still in doubt then.
 _MORE, _DOUBT = (2, 8), 0.05
 # The fewest draws for a verdict, of all cases and of one.
@@ -230,11 +233,12 @@ def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
     # Of a cut seed only equal pairs count: with all other draws the smallest case took 118 s instead of 4.
     calls = 1 if state.found == "cut" else calls
     start = fresh_seed(trial.result.case, 1)
-    drawn, verdict = _draw(trial, rows, [*range(start, start + calls), *(start ^ (1 << bit) for bit in bits)])
-    found, verdict = ("draw", verdict) if not drawn else _ignored(rows, drawn, start, calls, bits)
+    cut, least = [start ^ (1 << bit) for bit in bits], len(bits) + min(calls, 2)
+    drawn, verdict = _draw(trial, rows, [*cut, *range(start, start + calls)], least=math.inf if sure else least)
+    found, verdict = ("draw", verdict) if not drawn else _ignored(rows, drawn, start, bits)
     if drawn and verdict is None and calls > 1:
-        state.draws += most * calls
-        usual = {name: own[:calls] for name, own in drawn.items()}
+        usual = {name: own[len(bits) :] for name, own in drawn.items()}
+        state.draws += most * len(next(iter(usual.values())))
         found, verdict = "statistic", _of_more_draws(trial, rows, usual, start)
     if verdict is not None:
         state.found, result.case = found, trial.result.case
@@ -272,10 +276,18 @@ def _of_more_draws(trial: Trial, rows: dict[str, _Rows], before: dict[str, torch
     return None
 
 
-def _draw(trial: Trial, rows: dict[str, _Rows], seeds: Sequence[int]) -> tuple[dict[str, torch.Tensor], Verdict | None]:
-    """Draws by output, ``(calls, draws)``; none where a call raises, and a verdict where a draw is impossible."""
+def _draw(
+    trial: Trial, rows: dict[str, _Rows], seeds: Sequence[int], *, least: float = math.inf
+) -> tuple[dict[str, torch.Tensor], Verdict | None]:
+    """Draws by output, ``(calls, draws)``, of all seeds, or of the ``least`` number once the seconds are used up.
+
+    None where a call raises, and a verdict where a draw is impossible.
+    """
     found: dict[str, list[torch.Tensor]] = {name: [] for name in rows}
-    for seed in seeds:
+    until = processor_s() + _SECONDS
+    for number, seed in enumerate(seeds):
+        if number >= least and processor_s() > until:
+            break
         context, logical = reseeded(trial.context, trial.logical, seed)
         outcome, placed = call(context, trial.result.case, logical, FILLS[0])
         got = {} if outcome.error is not None else trial.collect(outcome, placed).tensors
@@ -290,13 +302,14 @@ def _draw(trial: Trial, rows: dict[str, _Rows], seeds: Sequence[int]) -> tuple[d
 
 
 def _ignored(
-    rows: dict[str, _Rows], drawn: dict[str, torch.Tensor], start: int, calls: int, bits: Sequence[int]
+    rows: dict[str, _Rows], drawn: dict[str, torch.Tensor], start: int, bits: Sequence[int]
 ) -> tuple[str, Verdict | None]:
     """The failure of successive seeds, or of two that differ in a bit, to draw differently where that is unlikely."""
-    looks = [("draw", [*range(calls)], f"the seeds {start} to {start + calls - 1}")]
+    first, calls = len(bits), len(next(iter(drawn.values())))
+    looks = [("draw", [*range(first, calls)], f"the seeds {start} to {start + calls - first - 1}")]
     for i, bit in enumerate(bits):
         seeds = f"the seeds {start} and {start ^ (1 << bit)}, which differ in bit {bit} alone,"
-        looks.append(("cut", [0, calls + i], seeds))
+        looks.append(("cut", [first, i], seeds))
     for (found, calls_of, seeds), (name, own) in itertools.product(looks, rows.items()):
         same = drawn[name][calls_of]
         likely = float(_of(own.p, same[0])[own.sound].log().sum()) * (len(same) - 1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from pytest_fusion.case import sizes
 from pytest_fusion.case.case_model import Case, Layout
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
@@ -17,8 +19,8 @@ _ROWS, _ELEMENTS = 2048, 1 << 14
 
 
 def of_many_rows(trial: Trial, *, equal: bool) -> Trial:
-    """The case with more rows, ``equal`` ones where layouts allow that; unchanged where no dim adds any."""
-    context, before = trial.context, {name: p.shape for name, p in trial.sampled.items()}
+    """The case with more rows, ``equal`` ones where layouts allow that; unchanged where no dim gives any."""
+    context = trial.context
     for dim in trial.spec.sized:
         try:
             case = _resized(trial, dim, equal=equal)
@@ -28,28 +30,31 @@ def of_many_rows(trial: Trial, *, equal: bool) -> Trial:
         except (ImpossibleCase, InputFailed, ReferenceFailed):
             continue
         made = Trial(context, CaseResult(case), logical, reference, expected, trial.alone)
-        after = {name: p.shape for name, p in made.sampled.items()}
-        if all(after[n][-1:] == s[-1:] and math.prod(after[n]) > math.prod(s) for n, s in before.items()):
+        if all(_better(p, made.sampled[name]) for name, p in trial.sampled.items()):
             return made
     return trial
 
 
+def _better(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Whether there are more rows of the same vocabulary, or as many that are equal."""
+    more = math.prod(after.shape[:-1]) - math.prod(before.shape[:-1])
+    return before.shape[-1:] == after.shape[-1:] and (more > 0 or (more == 0 and bool((after == after[:1]).all())))
+
+
 def _resized(trial: Trial, dim: str, *, equal: bool) -> Case:
     """The case with more of the dim; with ``equal``, tensors whose first dim it is repeat one slice."""
-    case, size = trial.result.case, _ROWS
+    case = other = trial.result.case
+    size = _ROWS
     while size > sizes.count(case.sizes[dim]):
-        other = case.with_(sizes=refit(trial.spec, {**case.sizes, dim: size}))
-        if cost(trial.spec, other)[0] <= _ELEMENTS:
+        larger = case.with_(sizes=refit(trial.spec, {**case.sizes, dim: size}))
+        if cost(trial.spec, larger)[0] <= _ELEMENTS:
+            other = larger
             break
         size //= 2
-    else:
-        raise ImpossibleCase(f"no more of {dim}")
     for name, inner in trial.spec.tensors.items() if equal else ():
-        if (
-            name in other.tensors
-            and "expanded" in inner.layouts
-            and inner.shape.terms[:1]
-            and inner.shape.terms[0].names == (dim,)
-        ):
+        first = inner.shape.terms[:1]
+        if name in other.tensors and "expanded" in inner.layouts and first and first[0].names == (dim,):
             other = other.with_tensor(name, layout=Layout("expanded"))
+    if other == case:
+        raise ImpossibleCase(f"no more of {dim}")
     return other

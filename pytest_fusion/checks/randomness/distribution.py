@@ -36,8 +36,9 @@ NAME = "distribution"
 # Cases of a test that are drawn again; draws of one, of one with equal rows, and its calls.
 _MOST_CASES = 5
 _DRAWS, _DRAWS_OF_ONE, _FEWEST_CALLS, _MOST_CALLS = 1 << 14, 1 << 17, 8, 64
-# Seconds of the processor for the calls of a case, but for the first two.
-_SECONDS = 1.0
+# Seconds of the processor for the calls of a case, but for the first two. Interpreted, most kernels take as long for a
+# thousand rows as for one, some a thousand times as long: the calls of the first case decide between these rows.
+_SECONDS, _FAST_S, _ROWS = 1.0, 0.02, (256, 2048)
 # How many times as many draws decide what looks odd, and what is still in doubt then.
 _MORE, _DOUBT = (2, 8), 0.05
 # The fewest draws for a verdict, of all cases and of one.
@@ -65,6 +66,7 @@ class _State:
     draws: int = 0
     seen: dict[str, Seen] = field(default_factory=dict)
     one_row: dict[str, float] = field(default_factory=dict)
+    rows: int = _ROWS[0]
     found: str = ""
 
 
@@ -222,7 +224,8 @@ def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
     if not any(own.open for own in rows.values()) or (not sure and state.cases >= _MOST_CASES):
         return None
     if not sure:
-        trial, bits = of_many_rows(trial, equal=state.cases % 2 == 1), upper_bits(state.cases, every=False)
+        bits = upper_bits(state.cases, every=False)
+        trial = of_many_rows(trial, state.rows, equal=state.cases % 2 == 1)
         rows = {name: _Rows(p) for name, p in trial.sampled.items()}
     most = max(own.open for own in rows.values())
     draws = _DRAWS_OF_ONE if any(own.equal for own in rows.values()) else _DRAWS
@@ -234,7 +237,10 @@ def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
     calls = 1 if state.found == "cut" else calls
     start = fresh_seed(trial.result.case, 1)
     cut, least = [start ^ (1 << bit) for bit in bits], len(bits) + min(calls, 2)
+    begun = processor_s()
     drawn, verdict = _draw(trial, rows, [*cut, *range(start, start + calls)], least=math.inf if sure else least)
+    took = (processor_s() - begun) / max(len(next(iter(drawn.values()))), 1) if drawn else math.inf
+    state.rows = _ROWS[took < _FAST_S]
     found, verdict = ("draw", verdict) if not drawn else _ignored(rows, drawn, start, bits)
     if drawn and verdict is None and calls > 1:
         usual = {name: own[len(bits) :] for name, own in drawn.items()}

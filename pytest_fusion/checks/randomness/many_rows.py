@@ -14,16 +14,16 @@ from pytest_fusion.checks.context import CaseResult, reference_of
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.oracle.reference import ReferenceFailed
 
-# Rows, and elements of the largest tensor: an interpreted call of so many takes little longer than one of few.
-_ROWS, _ELEMENTS = 2048, 1 << 14
+# Elements of the largest tensor.
+_ELEMENTS = 1 << 16
 
 
-def of_many_rows(trial: Trial, *, equal: bool) -> Trial:
-    """The case with more rows, ``equal`` ones where layouts allow that; unchanged where no dim gives any."""
+def of_many_rows(trial: Trial, rows: int, *, equal: bool) -> Trial:
+    """The case with up to so many rows, ``equal`` ones where layouts allow that; unchanged where no dim gives any."""
     context = trial.context
     for dim in trial.spec.sized:
         try:
-            case = _resized(trial, dim, equal=equal)
+            case = _resized(trial, dim, rows, equal=equal)
             with context.clock.phase("make"):
                 logical = make_inputs(trial.spec, case, context.device)
             reference, expected = reference_of(context, case, logical, priced=False)
@@ -41,10 +41,9 @@ def _better(before: torch.Tensor, after: torch.Tensor) -> bool:
     return before.shape[-1:] == after.shape[-1:] and (more > 0 or (more == 0 and bool((after == after[:1]).all())))
 
 
-def _resized(trial: Trial, dim: str, *, equal: bool) -> Case:
+def _resized(trial: Trial, dim: str, size: int, *, equal: bool) -> Case:
     """The case with more of the dim; with ``equal``, tensors whose first dim it is repeat one slice."""
     case = other = trial.result.case
-    size = _ROWS
     while size > sizes.count(case.sizes[dim]):
         larger = case.with_(sizes=refit(trial.spec, {**case.sizes, dim: size}))
         if cost(trial.spec, larger)[0] <= _ELEMENTS:

@@ -50,16 +50,13 @@ def backward(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
         if seen is None or different is None or not bool(different.any()):
             continue
         first = [int(i) for i in different.nonzero()[0]]
-        return failed(
-            "gradients",
+        reason = (
             f"backward drops other elements than forward: {int(different.sum())} of "
             f"{int((seen.known & mask.known).sum())} elements of the gradient of {name} differ, the first at {first}, "
-            "with an upstream gradient of ones. Backward must draw with forward's seed, offsets and p",
-            identity="gradients:rng-mask",
-            cause="mask-mismatch",
-            output=f"d{name}",
-            first=first,
+            "with an upstream gradient of ones. Backward must draw with forward's seed, offsets and p"
         )
+        identity, cause = "gradients:rng-mask", "mask-mismatch"
+        return failed("gradients", reason, identity=identity, cause=cause, output=f"d{name}", first=first)
     return None
 
 

@@ -41,23 +41,25 @@ def tail(excess: torch.Tensor, variance: torch.Tensor, largest: float = 1.0) -> 
     """The probability that a sum of independent terms, each at most ``largest`` in size, is as far from its mean."""
     # The normal law with the variance of Bernstein's inequality: the normal law alone calls a count of few too rare.
     z = excess.abs() / (variance + largest * excess.abs() / 3).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
-    return torch.special.erfc(z / math.sqrt(2))
+    return torch.erfc(z / math.sqrt(2))
 
 
 def needed(count: int, alpha: float, variance: float = 1.0, largest: float = 1.0) -> float:
     """How far the mean of ``count`` terms must be off for ``tail`` to be below ``alpha`` with 99 %; at most 1."""
     total = count * variance
     spread = SURE * math.sqrt(total)
+    square = NORMAL.inv_cdf(alpha / 2) ** 2
+    part = square * largest / 3
+    limit = (part + math.sqrt(part**2 + 4 * square * total)) / 2
     # A sum of few large terms varies more where its mean is off.
     left = 1 - spread * largest / 3 / total
-    distance = _beyond(total, NORMAL.inv_cdf(alpha / 2) ** 2, largest) + spread
-    return min(distance / left / count, 1.0) if left > 0 else 1.0
+    return min((limit + spread) / left / count, 1.0) if left > 0 else 1.0
 
 
-def _beyond(variance: float, square: float, largest: float) -> float:
-    """The distance ``t`` with ``t^2 / (variance + largest * t / 3)`` equal to ``square``."""
-    part = square * largest / 3
-    return (part + math.sqrt(part**2 + 4 * square * variance)) / 2
+def needed_correlation(share: float, count: int, alpha: float) -> float:
+    """The correlation of strings of ``count`` bits, a ``share`` of them set, that ``correlated`` finds with 99 %."""
+    largest = max(share, 1 - share) ** 2 / (share * (1 - share))
+    return min(max(needed(count, alpha / count, largest=largest), _SHARED + SURE / math.sqrt(count)), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +93,8 @@ def correlated(
     if itself:
         products, pairs, distances = products[n:], pairs[n:], distances[n:]
     strength = products / (pairs.clamp_min(1) * spread)
-    # Bernstein's inequality for a sum of products, each at most `largest` in size and of variance `spread` squared.
     largest = max(shares[0], 1 - shares[0]) * max(shares[1], 1 - shares[1])
-    exponent = pairs * strength.square() / (2 * (1 + largest * strength.abs() / (3 * spread)))
-    found = (strength >= _SHARED) & (exponent >= math.log(2 * n / alpha))
+    found = (strength >= _SHARED) & (tail(products / spread, pairs, largest / spread) < alpha / n)
     if not bool(found.any()):
         return None
     # Among those nearly as strong as the strongest, the shortest distance is the period.
@@ -115,13 +115,3 @@ def _lagged(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def alike_by_chance(share: float, count: int) -> float:
     """The probability that two independent strings of ``count`` bits, a ``share`` of them set, are equal."""
     return float((share**2 + (1 - share) ** 2) ** count)
-
-
-def needed_correlation(share: float, count: int, alpha: float) -> float:
-    """The correlation of two strings of ``count`` bits, a ``share`` of them set, that is found with 99 %."""
-    spread = share * (1 - share)
-    if spread <= 0:
-        return 1.0
-    largest = max(share, 1 - share) ** 2 / spread
-    least = _beyond(count, 2 * math.log(2 * count / alpha), largest) / count
-    return min(max(least, _SHARED) + SURE / math.sqrt(count), 1.0)

@@ -320,15 +320,9 @@ def _ignored(
         same = drawn[name][calls_of]
         likely = float(_of(own.p, same[0])[own.sound].log().sum()) * (len(same) - 1)
         if bool((same == same[:1]).all()) and likely < math.log(_ALPHA / _LOOKS):
-            verdict = failed(
-                "repeat",
-                f"{seeds} draw the same {name}, which has a probability of about "
-                f"1e{round(likely / math.log(10))}: the seed does not reach the random numbers",
-                identity="repeat:rng-seed",
-                cause="seed-ignored",
-                output=name,
-            )
-            return found, verdict
+            chances = f"which has a probability of about 1e{round(likely / math.log(10))}"
+            reason = f"{seeds} draw the same {name}, {chances}: the seed does not reach the random numbers"
+            return found, failed("repeat", reason, identity="repeat:rng-seed", cause="seed-ignored", output=name)
     return "", None
 
 

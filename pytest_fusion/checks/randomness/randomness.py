@@ -145,16 +145,9 @@ def _at_the_ends(masks: Masks, mask: Mask) -> Verdict | None:
     if chance.at_least(count, total, _END) >= _ALPHA:
         return None
     what = "dropped" if masks.p == 0.0 else "kept"
-    first = [int(i) for i in wrong.nonzero()[0]]
-    return _fails(
-        "values",
-        "ends",
-        "biased-mask",
-        f"{count} of {total} element(s) are {what} though the probability to drop is {masks.p:g}, the first at {first}",
-        count=count,
-        total=total,
-        first=first,
-    )
+    first, given = [int(i) for i in wrong.nonzero()[0]], f"though the probability to drop is {masks.p:g}"
+    reason = f"{count} of {total} element(s) are {what} {given}, the first at {first}"
+    return _fails("values", "ends", "biased-mask", reason, count=count, total=total, first=first)
 
 
 def _fresh(trial: Trial, masks: Masks, _: Mask) -> Verdict | None:
@@ -169,11 +162,11 @@ def _fresh(trial: Trial, masks: Masks, _: Mask) -> Verdict | None:
     share, least = _keep_share(seen), min(m.count for m in seen)
     if chance.alike_by_chance(share, least) < _ALPHA:
         state = trial.context.state(_State)
-        found = {"correlation": chance.needed_correlation(share, least, _ALPHA)}
+        needed = {"correlation": chance.needed_correlation(share, least, _ALPHA)}
         if masks.p is not None:
             total = sum(m.count for m in seen)
-            found["share"] = _COARSE + chance.needed(total, 2 * _ALPHA, share * (1 - share))
-        state.needed |= {kind: round(min(one, state.needed.get(kind, 1.0)), 5) for kind, one in found.items()}
+            needed["share"] = _COARSE + chance.needed(total, 2 * _ALPHA, share * (1 - share))
+        state.needed |= {kind: round(min(one, state.needed.get(kind, 1.0)), 5) for kind, one in needed.items()}
     return verdict
 
 
@@ -193,17 +186,12 @@ def _share(masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
     share = count / total
     inverted = abs(share - masks.p) < abs(share - expected) / 4
     likely = "the kernel keeps what it should drop" if inverted else "the threshold or the random numbers are off"
-    return _fails(
-        "values",
-        "share",
-        "biased-mask",
+    reason = (
         f"{count} of {total} elements ({share:.4g}) are kept over {len(seen)} seeds from {start} on, where "
         f"p={masks.p:g} means {expected:.4g}: {likely}. Where p is not the probability to drop, say so: "
-        "rng=rng(..., p=lambda p: 1 - p)",
-        kept=count,
-        total=total,
-        expected=expected,
+        "rng=rng(..., p=lambda p: 1 - p)"
     )
+    return _fails("values", "share", "biased-mask", reason, kept=count, total=total, expected=expected)
 
 
 def _ignored(trial: Trial, masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
@@ -297,16 +285,12 @@ def _layouts(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
     layouts = {name: str(t.layout) for name, t in case.tensors.items() if t.layout != plain_case.tensors[name].layout}
     first = [int(i) for i in different.nonzero()[0]]
     listed = ", ".join(f"{name} {layout}" for name, layout in layouts.items())
-    return _fails(
-        "repeat",
-        "layout",
-        "mask-mismatch",
+    reason = (
         f"{int(different.sum())} of {mask.count} elements, the first at {first}, are kept or dropped depending on the "
         f"layout ({listed}, against contiguous) at the same seed: draw by the element's index, not by its address. "
-        "Forward and backward see other layouts",
-        layouts=layouts,
-        first=first,
+        "Forward and backward see other layouts"
     )
+    return _fails("repeat", "layout", "mask-mismatch", reason, layouts=layouts, first=first)
 
 
 def _without_mask(trial: Trial) -> Verdict | None:
@@ -328,13 +312,11 @@ def _without_mask(trial: Trial) -> Verdict | None:
     state.silent += 1
     if state.varied or state.silent < _SILENT_CASES:
         return None
-    return _fails(
-        "repeat",
-        "seed",
-        "seed-ignored",
+    reason = (
         f"the seeds {start} to {start + _SEEDS - 1} give the same bits, as other seeds did in {state.silent - 1} cases "
-        "before: the seed does not reach the random numbers; leave rng= out if nothing here is random",
+        "before: the seed does not reach the random numbers; leave rng= out if nothing here is random"
     )
+    return _fails("repeat", "seed", "seed-ignored", reason)
 
 
 _PARTS: Mapping[str, Callable[[Trial, Masks, Mask], Verdict | None]] = {

@@ -220,11 +220,10 @@ def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
     context, state, result = trial.context, trial.context.state(_State), trial.result
     if state.found == "statistic" or not can_reseed(trial.spec, trial.logical):
         return None
-    sure, bits = bool(state.found) or context.complete, upper_bits(state.cases, every=True)
+    sure = bool(state.found) or context.complete
     if not any(own.open for own in rows.values()) or (not sure and state.cases >= _MOST_CASES):
         return None
     if not sure:
-        bits = upper_bits(state.cases, every=False)
         trial = of_many_rows(trial, state.rows, equal=state.cases % 2 == 1)
         rows = {name: _Rows(p) for name, p in trial.sampled.items()}
     most = max(own.open for own in rows.values())
@@ -235,7 +234,7 @@ def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
     state.cases += 1
     # Of a cut seed only equal pairs count: with all other draws the smallest case took 118 s instead of 4.
     calls = 1 if state.found == "cut" else calls
-    start = fresh_seed(trial.result.case, 1)
+    start, bits = fresh_seed(trial.result.case, 1), upper_bits(state.cases, every=sure)
     cut, least = [start ^ (1 << bit) for bit in bits], len(bits) + min(calls, 2)
     begun = processor_s()
     drawn, verdict = _draw(trial, rows, [*cut, *range(start, start + calls)], least=math.inf if sure else least)

@@ -38,9 +38,8 @@ from pytest_fusion.spec.wording import out_of_memory
 
 # Enough that some seed requires all gradients: two in seven do.
 _TURNS = 64
-# Cases with fresh values that must repeat a statistical finding, before as many do not; and how many are tried, as one
-# may lack memory. A fault that half of all values show is found in every second such case, where a first miss ended it
-# in one of four.
+# Cases with fresh values that must repeat a statistical finding before as many do not: what half of all values show is
+# found every second time. How many are tried: one may lack memory.
 _REPEATS, _FRESH = 2, 5
 
 

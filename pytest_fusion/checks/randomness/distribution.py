@@ -241,43 +241,34 @@ def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
     took = (processor_s() - begun) / max(len(next(iter(drawn.values()))), 1) if drawn else math.inf
     state.rows = _ROWS[took < _FAST_S]
     found, verdict = ("draw", verdict) if not drawn else _ignored(rows, drawn, start, bits)
-    if drawn and verdict is None and calls > 1:
-        usual = {name: own[len(bits) :] for name, own in drawn.items()}
-        state.draws += most * len(next(iter(usual.values())))
-        found, verdict = "statistic", _of_more_draws(trial, rows, usual, start)
+    for name, own in rows.items() if calls > 1 else ():
+        if drawn and verdict is None and own.open:
+            before = drawn[name][len(bits) :]
+            state.draws += own.open * len(before)
+            found, verdict = "statistic", _of_more_draws(trial, name, own, before, start)
     if verdict is not None:
         state.found, result.case = found, trial.result.case
     return verdict
 
 
-def _of_more_draws(trial: Trial, rows: dict[str, _Rows], before: dict[str, torch.Tensor], start: int) -> Verdict | None:
+def _of_more_draws(trial: Trial, name: str, rows: _Rows, before: torch.Tensor, start: int) -> Verdict | None:
     """The verdict of later seeds, which alone decide where the draws ``before`` them looked odd."""
-    state, complete = trial.context.state(_State), trial.context.complete
-    odd: dict[str, dict[str, torch.Tensor]] = {}
-    for name, own in rows.items():
-        if not own.open:
-            continue
-        calls = len(before[name])
-        seen = own.seen(trial, before[name])
-        state.one_row[name] = min(own.one_row(calls), state.one_row.get(name, 1.0))
-        state.seen[name] = pooled(seen, state.seen.get(name, {}))
-        both = {f: (c.p, state.seen[name].get(f, c).p) for f, c in seen.items()}
-        odd[name] = {f: torch.minimum(*p) < _ODD / len(p[0]) for f, p in both.items()}
-    suspect = any(bool(mask.any()) for masks in odd.values() for mask in masks.values())
+    state, complete, calls = trial.context.state(_State), trial.context.complete, len(before)
+    seen = rows.seen(trial, before)
+    state.one_row[name] = min(rows.one_row(calls), state.one_row.get(name, 1.0))
+    state.seen[name] = pooled(seen, state.seen.get(name, {}))
+    both = {f: (c.p, state.seen[name].get(f, c).p) for f, c in seen.items()}
+    odd = {f: torch.minimum(*p) < _ODD / len(p[0]) for f, p in both.items()}
+    suspect = any(bool(mask.any()) for mask in odd.values())
     for times in _MORE if suspect or complete else ():
         start, calls = start + calls, calls * times
-        drawn, verdict = _draw(trial, rows, range(start, start + calls))
+        drawn, verdict = _draw(trial, {name: rows}, range(start, start + calls))
         if not drawn:
             return verdict
-        least = 1.0
-        for name, masks in odd.items():
-            tested = masks if suspect else {family: ~mask for family, mask in masks.items()}
-            verdict, p = _misfit(trial, name, rows[name], drawn[name], start, tested)
-            least = min(least, p)
-            if verdict is not None:
-                return verdict
-        if least >= _DOUBT and not complete:
-            break
+        tested = odd if suspect else {family: ~mask for family, mask in odd.items()}
+        verdict, p = _misfit(trial, name, rows, drawn[name], start, tested)
+        if verdict is not None or (p >= _DOUBT and not complete):
+            return verdict
     return None
 
 

@@ -29,8 +29,8 @@ ROWS, CALLS, _BY_ROW = "between rows", "between calls", " in single rows"
 class Classes:
     """For each class its excess over the expected number, and that one's variance, of ``draws`` of all together.
 
-    ``largest`` is the most that one draw adds. Of draws that are alike, ``draws`` are pairs, and excess is their
-    correlation in units of these.
+    ``largest`` is the most that one draw adds. Of draws that are alike, ``draws`` are pairs, and excess is the sum of
+    their products.
     """
 
     excess: torch.Tensor

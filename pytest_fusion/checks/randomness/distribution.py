@@ -38,9 +38,9 @@ _MOST_CASES = 5
 _DRAWS, _DRAWS_OF_ONE, _FEWEST_CALLS, _MOST_CALLS = 1 << 14, 1 << 17, 8, 128
 # Of few outcomes most faults misplace less: one case has fewer than so many, unless as many cases in a row do.
 _WIDE = 16
-# Seconds of the processor for the calls of a case, but for the first two. Interpreted, most kernels take as long for a
+# Seconds of the processor for the calls of a case, but for the first. Interpreted, most kernels take as long for a
 # thousand rows as for one, some a thousand times as long: the calls of the first case decide between these rows.
-_SECONDS, _FAST_S, _ROWS = 1.0, 0.02, (256, 2048)
+_SECONDS, _FEWEST_SEEDS, _FAST_S, _ROWS = 0.7, 3, 0.02, (256, 2048)
 # How many times as many draws decide what looks odd, and what is still in doubt then.
 _MORE, _DOUBT = (2, 8), 0.05
 # The fewest draws for a verdict, of all cases and of one.
@@ -242,9 +242,8 @@ def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
     # Of a cut seed only equal pairs count: with all other draws the smallest case took 118 s instead of 4.
     calls = 1 if state.found == "cut" else calls
     start, bits = fresh_seed(trial.result.case, 1), upper_bits(state.cases, every=sure)
-    cut, least = [start ^ (1 << bit) for bit in bits], len(bits) + min(calls, 2)
-    begun = processor_s()
-    drawn, verdict = _draw(trial, rows, [*cut, *range(start, start + calls)], least=math.inf if sure else least)
+    begun, seeds = processor_s(), [*(start ^ (1 << bit) for bit in bits), *range(start, start + calls)]
+    drawn, verdict = _draw(trial, rows, seeds, limit_s=math.inf if sure else _SECONDS)
     took = (processor_s() - begun) / max(len(next(iter(drawn.values()))), 1) if drawn else math.inf
     state.rows = _ROWS[took < _FAST_S]
     found, verdict = ("draw", verdict) if not drawn else _ignored(rows, drawn, start, bits)
@@ -280,16 +279,13 @@ def _of_more_draws(trial: Trial, name: str, rows: _Rows, before: torch.Tensor, s
 
 
 def _draw(
-    trial: Trial, rows: dict[str, _Rows], seeds: Sequence[int], *, least: float = math.inf
+    trial: Trial, rows: dict[str, _Rows], seeds: Sequence[int], *, limit_s: float = math.inf
 ) -> tuple[dict[str, torch.Tensor], Verdict | None]:
-    """Draws by output, ``(calls, draws)``, of all seeds, or of the ``least`` number once the seconds are used up.
-
-    None where a call raises, and a verdict where a draw is impossible.
-    """
+    """Draws by output, ``(calls, draws)``; none where a call raises, and a verdict where a draw is impossible."""
     found: dict[str, list[torch.Tensor]] = {name: [] for name in rows}
-    until = processor_s() + _SECONDS
+    until = processor_s() + limit_s
     for number, seed in enumerate(seeds):
-        if number >= least and processor_s() > until:
+        if number >= _FEWEST_SEEDS and processor_s() > until:
             break
         context, logical = reseeded(trial.context, trial.logical, seed)
         outcome, placed = call(context, trial.result.case, logical, FILLS[0])

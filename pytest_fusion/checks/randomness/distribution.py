@@ -42,7 +42,7 @@ _WIDE = 16
 # thousand rows as for one, some a thousand times as long: the calls of the first case decide between these rows.
 _SECONDS, _FEWEST_SEEDS, _FAST_S, _ROWS = 0.7, 3, 0.02, (256, 2048)
 # How many times as many draws decide what looks odd, and what is still in doubt then.
-_MORE, _DOUBT = (2, 8), 0.05
+_MORE, _DOUBT = (2, 8), 0.2
 # The fewest draws for a verdict, of all cases and of one.
 _ENOUGH, _SOME = 400, 80
 # A false alarm needs one class that was odd to be wrong on the later draws alone.
@@ -259,21 +259,21 @@ def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
 
 def _of_more_draws(trial: Trial, name: str, rows: _Rows, before: torch.Tensor, start: int) -> Verdict | None:
     """The verdict of later seeds, which alone decide where the draws ``before`` them looked odd."""
-    state, complete, calls = trial.context.state(_State), trial.context.complete, len(before)
+    state, calls = trial.context.state(_State), len(before)
     seen = rows.seen(trial, before)
     state.one_row[name] = min(rows.one_row(calls), state.one_row.get(name, 1.0))
     state.seen[name] = pooled(seen, state.seen.get(name, {}))
     both = {f: (c.p, state.seen[name].get(f, c).p) for f, c in seen.items()}
     odd = {f: torch.minimum(*p) < _ODD / len(p[0]) for f, p in both.items()}
     suspect = any(bool(mask.any()) for mask in odd.values())
-    for times in _MORE if suspect or complete else ():
+    for times in _MORE if suspect or trial.context.complete else ():
         start, calls = start + calls, calls * times
         drawn, verdict = _draw(trial, {name: rows}, range(start, start + calls))
         if not drawn:
             return verdict
         tested = odd if suspect else {family: ~mask for family, mask in odd.items()}
         verdict, p = _misfit(trial, name, rows, drawn[name], start, tested)
-        if verdict is not None or (p >= _DOUBT and not complete):
+        if verdict is not None or p >= _DOUBT:
             return verdict
     return None
 
@@ -322,15 +322,16 @@ def _ignored(
 def _misfit(
     trial: Trial, name: str, rows: _Rows, drawn: torch.Tensor, start: int, odd: Mapping[str, torch.Tensor]
 ) -> tuple[Verdict | None, float]:
-    """The finding in draws of the classes that looked ``odd`` before, and their least probability by chance."""
+    """The finding in draws of the classes that looked ``odd`` before, and the probability of any of them by chance."""
     lanes = trial.runs.fresh_lanes(name, MANY_LANES, "E")
     seen = rows.seen(trial, drawn, (lanes.oracle, *lanes.lanes))
     tested = {family: torch.where(odd[family], found.p, 1.0) for family, found in seen.items()}
     family = min(tested, key=lambda f: float(tested[f].min()))
     index, p, found = int(tested[family].argmin()), float(tested[family].min()), seen[family]
-    allowed = _ALPHA / _LOOKS / max(sum(int(mask.sum()) for mask in odd.values()), 1)
+    count = sum(int(mask.sum()) for mask in odd.values())
+    allowed = _ALPHA / _LOOKS / count
     if p >= allowed:
-        return None, p
+        return None, p * count
     excess, seeds = float(found.excess[index]), f"at the {len(drawn)} seeds from {start} on"
     slug = {ROWS: "rows", CALLS: "calls"}.get(family, "distribution")
     if family in (ROWS, CALLS):

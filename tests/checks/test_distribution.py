@@ -179,21 +179,16 @@ def test_a_percent_of_one_row_is_within_reach(examine: Any) -> None:
 
 @pytest.mark.slow
 def test_the_stated_deviation_is_found_about_as_often_as_stated(examine: Any) -> None:
-    """Of 20 kernels that move the stated share of every row at most two pass; with a fifth of it at most two fail."""
-    dims = {"rows": dim(0, 60), "vocab": dim(2, 20)}
-    given = {"cases": 12, "rng": "seed", "distribution": True, "dims": dims}
+    """Of three kernels that move the stated share of every row at most one passes; `test_frequencies` has the rate."""
+    given = {"cases": 12, "rng": "seed", "distribution": True, "dims": {"rows": dim(0, 60), "vocab": dim(16, 20)}}
     stated = examine(uniform_draw, plain, INPUTS, **given).checks["values"]["would_find"]["every row"]
-    failures = []
-    for share in (stated, stated / 5):
 
-        def fused(logits: T, seed: int, share: float = share) -> T:
-            p = plain(logits, seed)
-            return inverse(moved(p, share, p), uniform((len(logits),), seed))
+    def fused(logits: T, seed: int) -> T:
+        p = plain(logits, seed)
+        return inverse(moved(p, stated, p), uniform((len(logits),), seed))
 
-        records = [examine(fused, plain, INPUTS, seed=seed, **given) for seed in range(20)]
-        failures.append(sum(record.verdict == "fail" for record in records))
-    assert failures[0] >= 18, failures
-    assert failures[1] <= 2, failures
+    verdicts = [examine(fused, plain, INPUTS, seed=seed, **given).verdict for seed in range(3)]
+    assert verdicts.count("fail") >= 2, verdicts
 
 
 @pytest.mark.slow

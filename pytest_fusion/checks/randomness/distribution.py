@@ -42,7 +42,7 @@ _WIDE = 16
 # thousand rows as for one, some a thousand times as long: the calls of the first case decide between these rows.
 _SECONDS, _FEWEST_SEEDS, _FAST_S, _ROWS = 0.7, 3, 0.02, (256, 2048)
 # How many times as many draws decide what looks odd, and what is still in doubt then.
-_MORE, _DOUBT = (2, 8), 0.2
+_MORE, _DOUBT = (2, 4), 0.2
 # The fewest draws for a verdict, of all cases and of one.
 _ENOUGH, _SOME = 400, 80
 # A false alarm needs one class that was odd to be wrong on the later draws alone.

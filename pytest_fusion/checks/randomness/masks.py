@@ -119,11 +119,11 @@ def sides_of(
     ``reference`` returns the tensors for a mask. ``broadcast``: an element of the mask may stand for several.
     """
     ones = torch.ones(shape, dtype=torch.bool, device=device)
-    kept, without = reference(ones), reference(~ones)
+    whole, without = reference(ones), reference(~ones)
     seen = [(mask, reference(mask)) for mask in _some_masks(shape, device)]
     found: dict[str, Side] = {}
     matters = False
-    for name, full in kept.items():
+    for name, full in whole.items():
         dropped = without.get(name)
         if dropped is None or full.shape != dropped.shape:
             continue

@@ -50,7 +50,7 @@ def test_what_another_input_pulls_shows_in_its_order_alone() -> None:
 
 
 def test_the_stated_share_is_found_about_as_often_as_stated() -> None:
-    """Moved between halves of each row in 200 samples, the share that 99 % show is missed in few; a fifth is not seen."""
+    """Moved between halves of each row in 200 samples, the stated share is missed in few, a fifth is not seen."""
     alpha = 2e-3 / CLASSES
     share = chance.needed(ROWS_OF_CALL * NUMBER_OF_CALLS, alpha, 0.25)
     found = {share: 0, share / 5: 0}

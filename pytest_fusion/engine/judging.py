@@ -251,8 +251,10 @@ class Judging:
             reason = unjudged.not_modelled(tally.cases, tally.rejected, self.context.progress.refusals)
             tally.checks["error"] = {"verdict": "unknown", "reason": reason, "cases": tally.judged}
         for verdict in registry.summaries(self.context):
-            entry = tally.checks.setdefault(verdict.check, {"cases": 0})
-            entry.update(verdict=verdict.status, reason=verdict.reason, **verdict.facts)
+            entry = tally.checks.setdefault(verdict.check, {"verdict": "pass", "reason": "", "cases": 0})
+            # A pass adds evidence, and is no verdict on what the cases left unknown.
+            judged = {} if verdict.status == "pass" else {"verdict": verdict.status, "reason": verdict.reason}
+            entry.update(**judged, **verdict.facts)
 
     def _nothing_judged(self, *, whole: bool) -> None:
         tally, refusals = self.tally, self.context.progress.refusals

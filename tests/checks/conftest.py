@@ -40,12 +40,13 @@ def examine(tmp_path: Path) -> Examine:
         inputs: Any = None,
         *,
         cases: int = 12,
+        seed: int = 0,
         **keywords: Any,
     ) -> TestRecord:
         def outer() -> None: ...
 
         search.adopt(outer, outer)
-        request = Request(nodeid="test", isolate="off", root=tmp_path, seed=0, max_cases=cases, first=True)
+        request = Request(nodeid="test", isolate="off", root=tmp_path, seed=seed, max_cases=cases, first=True)
         return Judge().run(Job(_spec(fused, reference, inputs, keywords), request, outer, {}))
 
     return judge

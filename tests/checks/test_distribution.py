@@ -50,6 +50,36 @@ def gumbel(logits: T, seed: int) -> T:
     return (probabilities(logits, seed).log() + noise).argmax(-1).int()
 
 
+def moved(p: T, share: float, key: T) -> T:
+    """Each row's probabilities with ``share`` moved from the half of it where ``key`` is largest to the other half."""
+    order = key.argsort(-1, descending=True)
+    own = p.gather(-1, order)
+    upper = ((0.5 - (own.cumsum(-1) - own)) / own.clamp_min(1e-30)).clamp(0, 1)
+    own = own * (1 + 2 * share * (1 - 2 * upper))
+    return torch.zeros_like(own).scatter(-1, order, own)
+
+
+def plain(logits: T, seed: int) -> T:
+    return torch.softmax(logits.float(), -1)
+
+
+def beside(logits: T, other: T, seed: int) -> T:
+    return plain(logits, seed)
+
+
+def pulled(logits: T, other: T, seed: int) -> T:
+    """A draw that follows another input a little: a twentieth of each row is moved by it."""
+    return inverse(moved(plain(logits, seed), 0.05, other), uniform((len(logits),), seed))
+
+
+def untouched(logits: T, other: T, seed: int) -> T:
+    return inverse(plain(logits, seed), uniform((len(logits),), seed))
+
+
+def uniform_draw(logits: T, seed: int) -> T:
+    return inverse(plain(logits, seed), uniform((len(logits),), seed))
+
+
 PLANTED: dict[str, tuple[Callable[[T, int], T], str, str | None, str]] = {
     "another temperature": (
         lambda logits, seed: inverse(probabilities(logits * 1.5, seed), uniform((len(logits),), seed)),
@@ -77,12 +107,25 @@ PLANTED: dict[str, tuple[Callable[[T, int], T], str, str | None, str]] = {
     ),
     "the seed is ignored": (lambda logits, seed: drawn(logits, 5), "repeat", "seed-ignored", "draw the same out"),
     "the seed is a byte": (lambda logits, seed: drawn(logits, seed & 0xFF), "repeat", "seed-ignored", "in bit"),
+    "a neighbour's numbers": (
+        lambda logits, seed: inverse(
+            probabilities(logits, seed),
+            torch.where(
+                uniform((len(logits),), seed * 2) < 0.5,
+                uniform((len(logits),), seed * 2 + 1),
+                uniform((len(logits),), seed * 2 - 1),
+            ),
+        ),
+        "values",
+        "biased-sampling",
+        "successive seeds draw",
+    ),
     "one draw for all": (lambda logits, seed: drawn(logits, seed)[:1], "structure", None, "one draw for each row"),
-    "probabilities": (lambda logits, seed: drawn(logits, seed).float(), "structure", None, "none of indices"),
+    "probabilities": (lambda logits, seed: drawn(logits, seed).float(), "structure", None, "has dtype torch.float32"),
 }
 
 
-@sweep("name", PLANTED, fast=set(PLANTED) - {"the seed is a byte", "another temperature", "rows share their number"})
+@sweep("name", PLANTED, fast={"all of the row", "past the end", "one draw for all", "probabilities"})
 def test_wrong_draws_fail(examine: Any, name: str) -> None:
     """Each is caught, by a single draw where that is enough, else by all of them together."""
     fused, check, cause, words = PLANTED[name]
@@ -98,6 +141,54 @@ def test_honest_draws_pass(examine: Any, fused: Callable[[T, int], T]) -> None:
     record = examine(fused, probabilities, INPUTS, cases=60, rng="seed", distribution=True, dims=DIMS)
     assert record.verdict == "pass", record.message
     assert record.checks["values"]["verdict"] == "pass", record.checks["values"]
+
+
+def test_what_another_input_decides_is_found(examine: Any) -> None:
+    """A twentieth of each row that follows another input shows in the order by that input, and without it nothing."""
+    inputs = {**INPUTS, "other": tensor("rows vocab", values=values.normal())}
+    more = {"cases": 30, "rng": "seed", "distribution": True, "dims": DIMS}
+    record = examine(pulled, beside, inputs, **more)
+    assert (record.verdict, record.cause) == ("fail", "biased-sampling"), record.message
+    assert "by falling other" in record.message
+    record = examine(untouched, beside, inputs, **more)
+    assert record.verdict == "pass", record.message
+
+
+def test_a_pass_says_what_it_would_have_found(examine: Any) -> None:
+    """The evidence is in the JSON and in one sentence, and more rows in a call find less."""
+    shares = []
+    for rows in (8, 60):
+        dims = {"rows": dim(0, rows), "vocab": dim(2, 20)}
+        record = examine(drawn, probabilities, INPUTS, cases=30, rng="seed", distribution=True, dims=dims)
+        found = record.checks["values"]["would_find"]
+        assert set(found) == {"one row", "every row", "between rows", "between calls"}
+        assert 0 < found["every row"] < found["one row"] < 0.5
+        assert any("would find with 99 %" in note for note in record.notes), record.notes
+        shares.append((found["one row"], found["every row"], found["between rows"]))
+    assert all(wide < narrow for narrow, wide in zip(*shares, strict=True)), shares
+
+
+@pytest.mark.slow
+def test_a_percent_of_one_row_is_within_reach(examine: Any) -> None:
+    """Where rows have no bound, the default number of calls finds 1.1 % of one row's mass, or of every row's."""
+    dims = {"rows": dim(0), "vocab": dim(2, 16)}
+    record = examine(drawn, probabilities, INPUTS, cases=30, rng="seed", distribution=True, dims=dims)
+    found = record.checks["values"]["would_find"]
+    assert max(found["one row"], found["every row"]) <= 0.011, found
+
+
+@pytest.mark.slow
+def test_the_stated_deviation_is_found_about_as_often_as_stated(examine: Any) -> None:
+    """Of three kernels that move the stated share of every row at most one passes; `test_frequencies` has the rate."""
+    given = {"cases": 12, "rng": "seed", "distribution": True, "dims": {"rows": dim(0, 60), "vocab": dim(16, 20)}}
+    stated = examine(uniform_draw, plain, INPUTS, **given).checks["values"]["would_find"]["every row"]
+
+    def fused(logits: T, seed: int) -> T:
+        p = plain(logits, seed)
+        return inverse(moved(p, stated, p), uniform((len(logits),), seed))
+
+    verdicts = [examine(fused, plain, INPUTS, seed=seed, **given).verdict for seed in range(3)]
+    assert verdicts.count("fail") >= 2, verdicts
 
 
 @pytest.mark.slow
@@ -125,7 +216,9 @@ def test_few_draws_say_nothing(examine: Any) -> None:
     record = examine(drawn, probabilities, INPUTS, cases=20, rng="seed", distribution=True, dims=dims)
     entry = record.checks["values"]
     assert (record.verdict, entry["verdict"]) == ("pass", "unknown")
-    assert "are too few to judge a distribution" in entry["reason"]
+    assert "are too few to judge a distribution; 400 are needed" in entry["reason"]
+    assert "allow more rows in dims=" in entry["reason"]
+    assert not any("would find" in note for note in record.notes)
 
 
 def test_an_output_that_is_not_there_is_an_error(examine: Any) -> None:

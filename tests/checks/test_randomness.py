@@ -266,6 +266,21 @@ def test_few_elements_leave_the_seed_unknown(examine: Any) -> None:
 
 
 @pytest.mark.slow
+def test_a_pass_says_what_it_would_have_found(examine: Any) -> None:
+    """A share of kept elements that is off by as much as stated is found, and one off by a fifth of that is not."""
+    dims = {"rows": dim(20, 20), "cols": dim(50, 50)}
+    given = {"inputs": {**INPUTS, "p": st.just(0.5)}, "cases": 8, "rng": "seed", "dims": dims}
+    honest = examine(dropout, reference, **given)
+    found = honest.checks["repeat"]["would_find"]
+    assert 0.05 < found["share"] < 0.2, found
+    assert 0.25 < found["correlation"] < 0.5, found
+    assert any("would show with 99 %" in note for note in honest.notes), honest.notes
+    for off, verdict in ((found["share"], "fail"), (found["share"] / 5, "pass")):
+        record = examine(lambda x, seed, p, off=off: apply(x, uniform(x.shape, seed) >= p - off, p), reference, **given)
+        assert record.verdict == verdict, (off, record.message)
+
+
+@pytest.mark.slow
 def test_noise_that_no_seed_changes_fails(examine: Any) -> None:
     """Where nobody knows a mask, results that no seed changes in ten cases are a seed that is ignored."""
     inputs = {"x": tensor("rows cols"), "seed": SEEDS}

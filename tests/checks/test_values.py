@@ -189,7 +189,7 @@ def test_the_picture_is_of_the_output_that_the_message_names(examine: Any) -> No
 
 
 def test_a_statistical_suspicion_needs_fresh_values_to_repeat_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failure that rests on a statistic counts when two more cases repeat it, and is noted when one does not."""
+    """A failure that rests on a statistic counts when two more cases repeat it before two do not; else it is noted."""
     spec = FusionSpec(fused=torch.neg, reference=torch.neg, inputs={"x": tensor("n")})
     context = Context(spec, torch.device("cpu"))
     case = Case({"n": 2}, "float32", {"x": TensorCase("float32")}, seed=5)
@@ -209,9 +209,11 @@ def test_a_statistical_suspicion_needs_fresh_values_to_repeat_it(monkeypatch: py
     answers[:] = [suspicion, suspicion]
     assert judge_case(context, case).failure is None
     assert context.progress.unrepeated == 1
+    answers[:] = [suspicion, None, suspicion, suspicion]
+    assert judge_case(context, case).failure is suspicion
     answers[:] = [suspicion, "out-of-memory", suspicion, suspicion]
     assert judge_case(context, case).failure is suspicion
-    answers[:] = [suspicion, suspicion, *["out-of-memory"] * 3]
+    answers[:] = [suspicion, suspicion, *["out-of-memory"] * 4]
     found = judge_case(context, case)
     assert [verdict.status for verdict in found.verdicts] == ["unknown"]
     assert context.progress.unrepeated == 1

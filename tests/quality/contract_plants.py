@@ -17,6 +17,7 @@ from tests.quality.kernels import (
     residual_norm,
     sampling,
     softmax_grad,
+    speculative,
     top_k,
     tuned,
     wide,
@@ -142,6 +143,10 @@ CONTRACT: tuple[Plant, ...] = (
         ("one-too-many", "F5", None, VALUES, "biased-sampling", []),
         ("seed-ignored", "F5", None, REPEAT, "seed-ignored", []),
     ], slow="no-temperature row-repeats coarse-uniform exponential next-token"),
+    *group("speculative", speculative.make_spec, "rows vocab", [
+        ("same-clocks", "F5", None, VALUES, "biased-sampling", []),
+        ("whole-row", "F5", None, VALUES, "biased-sampling", []),
+    ], slow="whole-row"),
     *group("launch", launch.make_spec, "n", [
         ("side-stream", "F4", 153, DEVICE | {"honesty"}, "wrong-stream late-work", []),
         ("default-stream", "F4", None, DEVICE, "wrong-stream", []),

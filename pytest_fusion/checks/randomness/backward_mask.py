@@ -10,7 +10,7 @@ import torch
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks.context import Context, call_placed
 from pytest_fusion.checks.outputs import collect
-from pytest_fusion.checks.randomness.masks import Mask, Masks, sides_of, some_masks
+from pytest_fusion.checks.randomness.masks import Mask, Masks, sides_of
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed
 from pytest_fusion.oracle.reference import ReferenceFailed, copies, takes
@@ -36,30 +36,27 @@ def backward(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
     context, case, wanted = trial.context, trial.result.case, _wanted(trial.spec, masks, mask)
     if not wanted:
         return None
-    ones, random = torch.ones_like(mask.keep), some_masks(mask.keep.shape, context.device)
+    shape, broadcast = mask.keep.shape, masks.rng.dims is not None
     try:
-        every = [_reference_gradients(trial, masks, wanted, m) for m in (ones, ~ones, *random)]
+        sides, _ = sides_of(
+            lambda m: _reference_gradients(trial, masks, wanted, m), shape, context.device, broadcast=broadcast
+        )
     except ReferenceFailed:
         return None
-    values = {name: (t, every[1][name]) for name, t in every[0].items() if name in every[1]}
-    sides = sides_of(values, zip(random, every[2:], strict=True), broadcast=masks.rng.dims is not None)
     got = _kernel_gradients(context, case, masks.probe, wanted) if sides else {}
     for name, side in sides.items():
-        seen = side.read(got[name], mask.keep.shape) if name in got else None
+        seen = side.read(got[name], shape) if name in got else None
         different = seen.differs(mask) if seen is not None else None
         if seen is None or different is None or not bool(different.any()):
             continue
         first = [int(i) for i in different.nonzero()[0]]
-        return failed(
-            "gradients",
+        reason = (
             f"backward drops other elements than forward: {int(different.sum())} of "
             f"{int((seen.known & mask.known).sum())} elements of the gradient of {name} differ, the first at {first}, "
-            "with an upstream gradient of ones. Backward must draw with forward's seed, offsets and p",
-            identity="gradients:rng-mask",
-            cause="mask-mismatch",
-            output=f"d{name}",
-            first=first,
+            "with an upstream gradient of ones. Backward must draw with forward's seed, offsets and p"
         )
+        identity, cause = "gradients:rng-mask", "mask-mismatch"
+        return failed("gradients", reason, identity=identity, cause=cause, output=f"d{name}", first=first)
     return None
 
 

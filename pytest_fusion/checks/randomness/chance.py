@@ -1,14 +1,16 @@
-"""Statistics of random bits and numbers in float64: binomial tails, the G-test, correlations at every distance."""
+"""Statistics of random bits and numbers in float64: tails, the deviation that they find, correlations."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import torch
 
-# Bins of fewer expected draws are pooled: below 5 the chi-square law of G does not hold (Cochran, 1954).
-FEWEST_EXPECTED = 5.0
+NORMAL = NormalDist()
+# A normal variable is above minus this with 99 %.
+SURE = NORMAL.inv_cdf(0.99)
 # A correlation of at least a quarter of the bits is shared random numbers, not an accident of a small sample.
 _SHARED = 0.25
 
@@ -35,40 +37,29 @@ def at_least(k: int, n: int, p: float) -> float:
     return at_most(n - k, n, 1 - p)
 
 
-def chi_square_tail(x: float, freedom: int) -> float:
-    """The probability that a chi-square variable of ``freedom`` degrees of freedom exceeds ``x``."""
-    half = torch.tensor([freedom / 2, x / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))
+def tail(excess: torch.Tensor, variance: torch.Tensor, largest: float = 1.0) -> torch.Tensor:
+    """The probability that a sum of independent terms, each at most ``largest`` in size, is as far from its mean."""
+    # The normal law with the variance of Bernstein's inequality: the normal law alone calls a count of few too rare.
+    z = excess.abs() / (variance + largest * excess.abs() / 3).clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+    return torch.erfc(z / math.sqrt(2))
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """A G-test: the statistic, its degrees of freedom, the probability of a larger one by chance."""
+def needed(count: int, alpha: float, variance: float = 1.0, largest: float = 1.0) -> float:
+    """How far the mean of ``count`` terms must be off for ``tail`` to be below ``alpha`` with 99 %; at most 1."""
+    total = count * variance
+    spread = SURE * math.sqrt(total)
+    square = NORMAL.inv_cdf(alpha / 2) ** 2
+    part = square * largest / 3
+    limit = (part + math.sqrt(part**2 + 4 * square * total)) / 2
+    # A sum of few large terms varies more where its mean is off.
+    left = 1 - spread * largest / 3 / total
+    return min((limit + spread) / left / count, 1.0) if left > 0 else 1.0
 
-    g: float
-    freedom: int
-    p: float
 
-
-def g_test(observed: torch.Tensor, expected: torch.Tensor) -> Fit | None:
-    """The G-test of counts (1-d), with rare bins pooled until each expects at least 5; ``None`` for a single bin."""
-    o, e = observed.to(torch.float64), expected.to(torch.float64)
-    e = e * (o.sum() / e.sum())
-    order = e.argsort()
-    o, e = o[order], e[order]
-    rare = int((e < FEWEST_EXPECTED).sum())
-    if rare:
-        sums = e.cumsum(0)
-        # All rare ones, and as many of the next as needed.
-        taken = max(rare, int((sums < FEWEST_EXPECTED).sum()) + 1)
-        if taken >= len(e):
-            return None
-        o, e = (torch.cat([t[:taken].sum()[None], t[taken:]]) for t in (o, e))
-    freedom = len(e) - 1
-    if freedom < 1:
-        return None
-    g = 2 * float(torch.special.xlogy(o, o / e).sum())
-    return Fit(g, freedom, chi_square_tail(max(g, 0.0), freedom))
+def needed_correlation(share: float, count: int, alpha: float) -> float:
+    """The correlation of strings of ``count`` bits, a ``share`` of them set, that ``correlated`` finds with 99 %."""
+    largest = max(share, 1 - share) ** 2 / (share * (1 - share))
+    return min(max(needed(count, alpha / count, largest=largest), _SHARED + SURE / math.sqrt(count)), 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +93,8 @@ def correlated(
     if itself:
         products, pairs, distances = products[n:], pairs[n:], distances[n:]
     strength = products / (pairs.clamp_min(1) * spread)
-    # Bernstein's inequality for a sum of products, each at most `largest` in size and of variance `spread` squared.
     largest = max(shares[0], 1 - shares[0]) * max(shares[1], 1 - shares[1])
-    exponent = pairs * strength.square() / (2 * (1 + largest * strength.abs() / (3 * spread)))
-    found = (strength >= _SHARED) & (exponent >= math.log(2 * n / alpha))
+    found = (strength >= _SHARED) & (tail(products / spread, pairs, largest / spread) < alpha / n)
     if not bool(found.any()):
         return None
     # Among those nearly as strong as the strongest, the shortest distance is the period.

@@ -8,7 +8,7 @@ what the kernel did. Calls use positive values, where kept and dropped differ; w
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -108,19 +108,27 @@ def _reduced(t: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 
 def sides_of(
-    values: Mapping[str, tuple[torch.Tensor, torch.Tensor]],
-    random: Iterable[tuple[torch.Tensor, Mapping[str, torch.Tensor]]],
+    reference: Callable[[torch.Tensor], Mapping[str, torch.Tensor]],
+    shape: torch.Size,
+    device: torch.device,
     *,
     broadcast: bool,
-) -> dict[str, Side]:
-    """The tensors that follow a mask element by element, by their values with everything kept and dropped.
+) -> tuple[dict[str, Side], bool]:
+    """The tensors that follow a mask element by element, with everything kept and dropped; whether it affects any.
 
-    ``random`` has masks with their tensors. ``broadcast``: an element of the mask may stand for several.
+    ``reference`` returns the tensors for a mask. ``broadcast``: an element of the mask may stand for several.
     """
+    ones = torch.ones(shape, dtype=torch.bool, device=device)
+    whole, without = reference(ones), reference(~ones)
+    seen = [(mask, reference(mask)) for mask in _some_masks(shape, device)]
     found: dict[str, Side] = {}
-    seen = list(random)
-    for name, (full, dropped) in values.items():
-        if not full.dtype.is_floating_point or full.shape != dropped.shape:
+    matters = False
+    for name, full in whole.items():
+        dropped = without.get(name)
+        if dropped is None or full.shape != dropped.shape:
+            continue
+        matters |= bool((~_same(full, dropped)).any())
+        if not full.dtype.is_floating_point:
             continue
         allowed = _ROUNDINGS * torch.finfo(full.dtype).eps
         t, f = full.detach().to(torch.float64), dropped.detach().to(torch.float64)
@@ -128,7 +136,7 @@ def sides_of(
         apart = (t - f).abs() > allowed * torch.where(size.isinf(), 1.0, size)
         if all(_follows(mask, got.get(name), t, f, allowed * size, broadcast=broadcast) for mask, got in seen):
             found[name] = Side(t, f, apart, allowed * size)
-    return found
+    return found, matters
 
 
 def _follows(
@@ -152,7 +160,7 @@ def _follows(
     return bool((_same(found, expected) | ((found - expected).abs() <= allowed)).all())
 
 
-def some_masks(shape: torch.Size, device: torch.device) -> list[torch.Tensor]:
+def _some_masks(shape: torch.Size, device: torch.device) -> list[torch.Tensor]:
     """A mask of random bits and its complement, each with both values if it has two elements."""
     bits = counter_random.uniform(tuple(shape), counter_random.mix("some mask"), device) < 0.5
     flat = bits.view(-1)
@@ -394,15 +402,8 @@ class Masks:
 
     def _sides(self, logical: Mapping[str, Any], shape: torch.Size) -> tuple[dict[str, Side], bool]:
         """The outputs that show the mask, and whether it affects any."""
-        device = self._context.device
-        ones = torch.ones(shape, dtype=torch.bool, device=device)
-        full, dropped = self._references(logical, ones), self._references(logical, ~ones)
-        values = {name: (t, dropped[name]) for name, t in full.items() if name in dropped}
-        random = [(mask, self._references(logical, mask)) for mask in some_masks(shape, device)]
-        matters = any(
-            a.shape == b.shape and bool(((a != b) & ~(a.isnan() & b.isnan())).any()) for a, b in values.values()
-        )
-        return sides_of(values, random, broadcast=self.rng.dims is not None), matters
+        broadcast, device = self.rng.dims is not None, self._context.device
+        return sides_of(lambda mask: self._references(logical, mask), shape, device, broadcast=broadcast)
 
     def _choose(self, got: Mapping[str, torch.Tensor]) -> None:
         """Choose the mask's shape and outputs that show it. Raises ``ReferenceFailed`` if the reference takes none."""

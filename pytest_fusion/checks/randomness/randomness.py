@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,9 +53,10 @@ class _State:
 
     cases: Counter[str] = field(default_factory=Counter)
     focus: str = ""
-    looked: int = 0
     varied: int = 0
     silent: int = 0
+    # The least deviations that a case would have shown with 99 %: of the share of kept elements, and a correlation.
+    needed: dict[str, float] = field(default_factory=dict)
 
 
 def due(trial: Trial) -> bool:
@@ -112,11 +113,23 @@ def summary(context: Context) -> Verdict | None:
     if context.spec.random is None or context.spec.distribution or not context.on("repeat"):
         return None
     if context.spec.random.mask is not None:
+        if state.needed:
+            return passed("repeat", would_find=state.needed)
         why = f"no case had {_SMALL} elements that are dropped with a probability between 0 and 1"
-        return None if state.looked else unknown("repeat", f"whether the mask depends on the seed is not known: {why}")
+        return unknown("repeat", f"whether the mask depends on the seed is not known: {why}")
     if not state.varied:
         return unknown("repeat", "whether the result depends on the seed is not known: it was the same for all of them")
     return None
+
+
+def notes(context: Context) -> list[str]:
+    """One sentence on the deviations of masks that would have been found."""
+    found = context.state(_State).needed
+    share = f"a share of kept elements that is {found['share']:.2g} off, " if "share" in found else ""
+    alike = (
+        f"the masks of rng= would show with 99 %: {share}a correlation of {found.get('correlation', 1):.2g} within one"
+    )
+    return [f"{alike}, between rows or between calls"] if found else []
 
 
 def _fails(check: str, slug: str, cause: str, reason: str, **evidence: Any) -> Verdict:
@@ -132,16 +145,9 @@ def _at_the_ends(masks: Masks, mask: Mask) -> Verdict | None:
     if chance.at_least(count, total, _END) >= _ALPHA:
         return None
     what = "dropped" if masks.p == 0.0 else "kept"
-    first = [int(i) for i in wrong.nonzero()[0]]
-    return _fails(
-        "values",
-        "ends",
-        "biased-mask",
-        f"{count} of {total} element(s) are {what} though the probability to drop is {masks.p:g}, the first at {first}",
-        count=count,
-        total=total,
-        first=first,
-    )
+    first, given = [int(i) for i in wrong.nonzero()[0]], f"though the probability to drop is {masks.p:g}"
+    reason = f"{count} of {total} element(s) are {what} {given}, the first at {first}"
+    return _fails("values", "ends", "biased-mask", reason, count=count, total=total, first=first)
 
 
 def _fresh(trial: Trial, masks: Masks, _: Mask) -> Verdict | None:
@@ -151,11 +157,16 @@ def _fresh(trial: Trial, masks: Masks, _: Mask) -> Verdict | None:
     seen = [m for m in found if m is not None and m.count >= 2]
     if len(seen) < _SEEDS:
         return None
-    verdict = _ignored(seen, start) or _cut(trial, masks, seen, start) or _repeats(trial, masks, seen, start)
+    verdict = _ignored(trial, masks, seen, start) or _repeats(trial, masks, seen, start)
     verdict = verdict or _share(masks, seen, start)
-    share = _keep_share(seen)
-    if chance.alike_by_chance(share, min(m.count for m in seen)) < _ALPHA:
-        trial.context.state(_State).looked += 1
+    share, least = _keep_share(seen), min(m.count for m in seen)
+    if chance.alike_by_chance(share, least) < _ALPHA:
+        state = trial.context.state(_State)
+        needed = {"correlation": chance.needed_correlation(share, least, _ALPHA)}
+        if masks.p is not None:
+            total = sum(m.count for m in seen)
+            needed["share"] = _COARSE + chance.needed(total, 2 * _ALPHA, share * (1 - share))
+        state.needed |= {kind: round(min(one, state.needed.get(kind, 1.0)), 5) for kind, one in needed.items()}
     return verdict
 
 
@@ -167,125 +178,85 @@ def _share(masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
     """Check the share of kept elements against chance."""
     if masks.p is None or masks.p in (0.0, 1.0):
         return None
-    # Equal masks count once.
-    different = [m for i, m in enumerate(seen) if not any(torch.equal(m.keep, other.keep) for other in seen[:i])]
-    count, total, expected = (
-        sum(int((m.keep & m.known).sum()) for m in different),
-        sum(m.count for m in different),
-        1 - masks.p,
-    )
+    count, total = sum(int((m.keep & m.known).sum()) for m in seen), sum(m.count for m in seen)
+    expected = 1 - masks.p
     low, high = max(expected - _COARSE, _END), min(expected + _COARSE, 1 - _END)
     if min(chance.at_most(count, total, low), chance.at_least(count, total, high)) >= _ALPHA:
         return None
     share = count / total
     inverted = abs(share - masks.p) < abs(share - expected) / 4
     likely = "the kernel keeps what it should drop" if inverted else "the threshold or the random numbers are off"
-    return _fails(
-        "values",
-        "share",
-        "biased-mask",
-        f"{count} of {total} elements ({share:.4g}) are kept over {len(different)} seeds from {start} on, where "
+    reason = (
+        f"{count} of {total} elements ({share:.4g}) are kept over {len(seen)} seeds from {start} on, where "
         f"p={masks.p:g} means {expected:.4g}: {likely}. Where p is not the probability to drop, say so: "
-        "rng=rng(..., p=lambda p: 1 - p)",
-        kept=count,
-        total=total,
-        expected=expected,
+        "rng=rng(..., p=lambda p: 1 - p)"
     )
+    return _fails("values", "share", "biased-mask", reason, kept=count, total=total, expected=expected)
 
 
-def _ignored(seen: list[Mask], start: int) -> Verdict | None:
-    """Check that not all seeds give one mask."""
-    first = seen[0]
-    if any(bool(first.differs(other).any()) for other in seen[1:]):
-        return None
+def _ignored(trial: Trial, masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
+    """Check that other seeds give another mask: successive ones, and one that differs in an upper bit."""
+    context, first, cases = trial.context, seen[0], trial.context.state(_State).cases
     if chance.alike_by_chance(_keep_share(seen), first.count) >= _ALPHA:
         return None
-    listed = ", ".join(str(start + i) for i in range(len(seen)))
-    return _fails(
-        "repeat",
-        "seed",
-        "seed-ignored",
-        f"the seeds {listed} give the same mask of {first.count} elements: the seed does not reach the random numbers",
-        seeds=[start + i for i in range(len(seen))],
-    )
 
+    def equal(seeds: list[int], others: Iterable[Mask | None], why: str) -> Verdict | None:
+        for other in others:
+            if other is None or other.keep.shape != first.keep.shape or bool(first.differs(other).any()):
+                return None
+        listed = ", ".join(map(str, seeds))
+        reason = f"the seeds {listed} give the same mask of {first.count} elements: the seed {why}"
+        return _fails("repeat", "seed", "seed-ignored", reason, seeds=seeds)
 
-def _cut(trial: Trial, masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
-    """Check that a seed with another upper bit gives another mask."""
-    context, first = trial.context, seen[0]
-    if chance.alike_by_chance(_keep_share(seen), first.count) >= _ALPHA:
-        return None
-    turn = context.state(_State).cases[NAME] + context.state(_State).cases["rng small"]
-    for bit in upper_bits(turn, every=bool(context.state(_State).focus) or context.complete):
-        other = masks.at(start ^ (1 << bit))
-        if other is not None and other.keep.shape == first.keep.shape and not bool(first.differs(other).any()):
-            return _fails(
-                "repeat",
-                "seed",
-                "seed-ignored",
-                f"the seeds {start} and {start ^ (1 << bit)}, which differ in bit {bit} alone, give the same mask of "
-                f"{first.count} elements: the seed is cut to fewer bits on its way to the random numbers, so that many "
-                "seeds are one",
-                seeds=[start, start ^ (1 << bit)],
-            )
-    return None
+    verdict = equal([start + i for i in range(len(seen))], seen[1:], "does not reach the random numbers")
+    bits = upper_bits(cases[NAME] + cases["rng small"], every=bool(context.state(_State).focus) or context.complete)
+    for bit in bits if verdict is None else ():
+        seed, why = start ^ (1 << bit), f"is cut to fewer bits, without bit {bit}, so that many seeds are one"
+        verdict = verdict or equal([start, seed], [masks.at(seed)], why)
+    return verdict
 
 
 def _repeats(trial: Trial, masks: Masks, seen: list[Mask], start: int) -> Verdict | None:
     """Check that no mask repeats itself, or that of another seed or call."""
-    width = masks.shape[-1] if masks.shape else 1
-    inner = [_correlated(m, m, itself=True) for m in seen]
-    if all(found is not None for found in inner) and inner[0] is not None:
-        period, strength = inner[0].distance, inner[0].strength
-        where = f"{period // width} row(s)" if width > 1 and period % width == 0 else f"{period} element(s)"
-        return _fails(
-            "values",
-            "pattern",
-            "repeated-mask",
-            f"the mask repeats itself after {where}: {_agreement(strength)} at seed {start} and at the {len(seen) - 1} "
-            "seeds after it. Every element needs a random number of its own; an offset that starts again in each row "
-            "or program gives all of them the same",
-            distance=period,
-            strength=strength,
-        )
-    across = [_correlated(a, b) for a, b in itertools.pairwise(seen)]
-    if all(found is not None for found in across) and across[0] is not None:
-        return _fails(
-            "repeat",
-            "overlap",
-            "repeated-mask",
-            f"the mask of seed {start + 1} is that of seed {start} moved by {abs(across[0].distance)} element(s) "
-            f"({_agreement(across[0].strength)}): seed and offset are added up, so that neighbouring seeds share their "
-            "random numbers",
-            distance=across[0].distance,
-            strength=across[0].strength,
-        )
-    if masks.rng.seed is None and not trial.spec.mutates:
-        return _next_call(masks, seen[0], start)
-    return None
 
+    def where(period: int) -> str:
+        width = masks.shape[-1] if masks.shape else 1
+        return f"{period // width} row(s)" if width > 1 and period % width == 0 else f"{period} element(s)"
 
-def _next_call(masks: Masks, first: Mask, start: int) -> Verdict | None:
-    """Check that two calls in a row from torch's generator share no random numbers."""
-    second, third = masks.at(start, calls=2), masks.at(start, calls=3)
-    if second is None or third is None:
-        return None
-    found = [_correlated(a, b) for a, b in ((first, second), (second, third))]
-    if found[0] is None or found[1] is None:
-        return None
-    return _fails(
-        "repeat",
-        "next-call",
-        "repeated-mask",
-        f"the mask of the next call is that of the one before it, moved by {abs(found[0].distance)} element(s) "
-        f"({_agreement(found[0].strength)}): the generator's state is not advanced by as many numbers as were drawn",
-        distance=found[0].distance,
-        strength=found[0].strength,
+    verdict = _shared(
+        ("values", "pattern"),
+        [_correlated(m, m, itself=True) for m in seen],
+        lambda at: (
+            f"the mask of seed {start}, as of the {len(seen) - 1} seeds after it, repeats itself after {where(at)}"
+        ),
+        "every element needs a random number of its own; an offset that starts again in each row or program gives all "
+        "of them the same",
+    ) or _shared(
+        ("repeat", "overlap"),
+        [_correlated(a, b) for a, b in itertools.pairwise(seen)],
+        lambda at: f"the mask of seed {start + 1} is that of seed {start} moved by {abs(at)} element(s)",
+        "seed and offset are added up, so that neighbouring seeds share their random numbers",
+    )
+    if verdict is not None or masks.rng.seed is not None or trial.spec.mutates:
+        return verdict
+    calls = [seen[0], masks.at(start, calls=2), masks.at(start, calls=3)]
+    return _shared(
+        ("repeat", "next-call"),
+        [None if a is None or b is None else _correlated(a, b) for a, b in itertools.pairwise(calls)],
+        lambda at: f"the mask of the next call is that of the one before it, moved by {abs(at)} element(s)",
+        "the generator's state is not advanced by as many numbers as were drawn",
     )
 
 
-def _agreement(strength: float) -> str:
-    return f"correlation {strength:.2f}, where independent bits have 0"
+def _shared(
+    kind: tuple[str, str], found: list[chance.Correlation | None], what: Callable[[int], str], why: str
+) -> Verdict | None:
+    """The failure of masks that are correlated in every comparison; ``what`` takes the distance of the first."""
+    first = found[0]
+    if first is None or None in found:
+        return None
+    reason = f"{what(first.distance)} (correlation {first.strength:.2f}, where independent bits have 0): {why}"
+    return _fails(*kind, "repeated-mask", reason, distance=first.distance, strength=first.strength)
 
 
 def _correlated(a: Mask, b: Mask, *, itself: bool = False) -> chance.Correlation | None:
@@ -314,16 +285,12 @@ def _layouts(trial: Trial, masks: Masks, mask: Mask) -> Verdict | None:
     layouts = {name: str(t.layout) for name, t in case.tensors.items() if t.layout != plain_case.tensors[name].layout}
     first = [int(i) for i in different.nonzero()[0]]
     listed = ", ".join(f"{name} {layout}" for name, layout in layouts.items())
-    return _fails(
-        "repeat",
-        "layout",
-        "mask-mismatch",
+    reason = (
         f"{int(different.sum())} of {mask.count} elements, the first at {first}, are kept or dropped depending on the "
         f"layout ({listed}, against contiguous) at the same seed: draw by the element's index, not by its address. "
-        "Forward and backward see other layouts",
-        layouts=layouts,
-        first=first,
+        "Forward and backward see other layouts"
     )
+    return _fails("repeat", "layout", "mask-mismatch", reason, layouts=layouts, first=first)
 
 
 def _without_mask(trial: Trial) -> Verdict | None:
@@ -345,13 +312,11 @@ def _without_mask(trial: Trial) -> Verdict | None:
     state.silent += 1
     if state.varied or state.silent < _SILENT_CASES:
         return None
-    return _fails(
-        "repeat",
-        "seed",
-        "seed-ignored",
+    reason = (
         f"the seeds {start} to {start + _SEEDS - 1} give the same bits, as other seeds did in {state.silent - 1} cases "
-        "before: the seed does not reach the random numbers; leave rng= out if nothing here is random",
+        "before: the seed does not reach the random numbers; leave rng= out if nothing here is random"
     )
+    return _fails("repeat", "seed", "seed-ignored", reason)
 
 
 _PARTS: Mapping[str, Callable[[Trial, Masks, Mask], Verdict | None]] = {
@@ -362,4 +327,4 @@ _PARTS: Mapping[str, Callable[[Trial, Masks, Mask], Verdict | None]] = {
 }
 
 
-CHECK = Check(NAME, run, due=due, summary=summary, reported=False)
+CHECK = Check(NAME, run, due=due, summary=summary, notes=notes, reported=False)

@@ -174,14 +174,16 @@ def _recorded(
 
 # Profiles that a summary may stand for; others have conditions beyond a range.
 RECORDED_AS = ("default", "finite", "integers", "indices", "uniform")
+# Profiles of indices, whose one parameter is the size that they index.
+INDICES = ("indices", "page_table", "routing")
 
 
 def bounds_of(profile: ValueProfile | None, sizes: Mapping[str, Size]) -> tuple[float, float] | None:
     """The least and the largest value that a profile allows at these sizes; ``None`` where it has no bounds."""
-    if profile is None or profile.kind not in ("integers", "indices", "uniform"):
+    if profile is None or profile.kind not in ("integers", "uniform", *INDICES):
         return None
     params = {key: _bound(value, sizes) for key, value in profile.params}
-    if profile.kind == "indices":
+    if profile.kind in INDICES:
         return 0, max(params["size"], 1) - 1
     return params["low"], params["high"]
 

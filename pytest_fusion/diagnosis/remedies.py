@@ -31,6 +31,7 @@ REMEDIES: Mapping[str, str] = {
     "racing-load": "use two launches, or a buffer of its own for what is loaded",
     "block-limit": "loop over blocks where a row is wider than one, and cap no grid",
     "gradient-missing": "return the gradient from backward, in the place of its input",
+    "malformed-input": 'let the launcher refuse it by that line; or accept it: allow={"malformed-input": "why"}',
     "hidden-sync": "keep .item(), .tolist(), .cpu() and bool(tensor) out of the call",
     "nan-swallowed": "tl.maximum(..., propagate_nan=tl.PropagateNan.ALL), and tl.where in place of a product by a mask",
     "undefined-lanes": "give the load other=0.0",

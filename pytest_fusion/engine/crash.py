@@ -178,5 +178,5 @@ def _verdict(crash: Crash) -> Verdict:
     if _reached(crash):
         reason += f"; it was in the further calls of check `{_reached(crash)}`"
     if _reached(crash).startswith(malformed.NAME):
-        return malformed.ended(reason)
+        return failed(malformed.NAME, reason, identity=f"{malformed.NAME}:process", cause=malformed.CODE)
     return failed("crash", reason, identity=f"crash:{crash.kind}", evidence=ProcessEnd(crash.kind, crash.detail))

@@ -117,9 +117,7 @@ class Replay:
 
     def _as_found(self, request: Request) -> Request:
         """The request with what the case needs: a check of `deep` alone, and the higher limits of a GPU's case."""
-        profile = request.profile
-        if self.check in _OPT_IN:
-            profile = replace(profile, name="deep")
+        profile = replace(request.profile, name="deep") if self.check in _OPT_IN else request.profile
         # A quick case of a GPU may need minutes and 10,000s of programs.
         if self.made.get("lane") == "cuda" and request.device == "cpu":
             more = max(profile.programs, _PROGRAMS), max(profile.seconds, _SECONDS)

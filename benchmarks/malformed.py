@@ -1,4 +1,4 @@
-"""What kernels do with calls that their specs rule out: ``python -m benchmarks.malformed PACKAGE ... [--only NAME]``.
+"""What kernels do with calls that their specs rule out: ``python -m benchmarks.malformed PACKAGE ...``.
 
 ``suite`` are the kernels of this repository, any other name is a package of the census (tests/outside/census). Prints a
 line of Markdown for each kernel, with a column for each kind of call; docs/malformed.md has what it printed.
@@ -95,19 +95,18 @@ def line_of(name: str, spec: Any, *, verbose: bool) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.malformed", description=__doc__)
     parser.add_argument("packages", nargs="+")
-    parser.add_argument("--only", default="", metavar="NAME[,NAME]", help="kernels whose names contain one of these")
+    parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="these kernels alone")
     parser.add_argument("--most", type=int, default=1000, help="kernels of each package at most")
     parser.add_argument("--verbose", action="store_true", help="what shows each result, on stderr")
     given = parser.parse_args()
     if len(given.packages) > 1:
         # A process for each: packages do not expect each other.
-        options = ["--only", given.only, "--most", str(given.most), *(["--verbose"] if given.verbose else [])]
+        options = ["--only", *given.only, "--most", str(given.most), *(["--verbose"] if given.verbose else [])]
         for package in given.packages:
             subprocess.run([sys.executable, "-m", "benchmarks.malformed", package, *options], check=False)
         return
     (package,) = given.packages
-    names = [name for name in given.only.split(",") if name]
-    found = {name: spec for name, spec in specs_of(package).items() if not names or any(one in name for one in names)}
+    found = {name: spec for name, spec in specs_of(package).items() if not given.only or name in given.only}
     release = "" if package == "suite" else f" {importlib.metadata.version(_RELEASES.get(package, package))}"
     print(f"\n## {package}{release}\n")
     print(f"| kernel | {' | '.join(_KINDS)} |\n|{'---|' * (len(_KINDS) + 1)}", flush=True)

@@ -35,10 +35,7 @@ if not interpreter.installed():
     pytest.skip(str(interpreter.problem()), allow_module_level=True)
 
 tl = triton.language
-TABLE = {
-    "table": tensor("rows n", layouts="contiguous"),
-    "ids": tensor("count", dtype=torch.int64, values=values.indices("rows"), layouts="contiguous"),
-}
+TABLE = {"table": tensor("rows n"), "ids": tensor("count", dtype=torch.int64, values=values.indices("rows"))}
 SMALL = {"rows": dim(1, 20), "n": dim(0, 20), "count": dim(0, 20)}
 
 
@@ -63,6 +60,7 @@ def scale_rows(x, w, out, n, BLOCK: tl.constexpr):
 def gather(table: torch.Tensor, ids: torch.Tensor, masked: bool = False) -> torch.Tensor:
     out = table.new_empty(len(ids), table.shape[1])
     if out.numel():
+        table, ids = table.contiguous(), ids.contiguous()
         gather_rows[(len(ids),)](table, ids, out, *table.shape, masked, triton.next_power_of_2(table.shape[1]))
     return out
 
@@ -93,13 +91,14 @@ def scaled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def unchecked_scale(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    x, w = x.contiguous(), w.contiguous()
     out = torch.empty_like(x)
     if out.numel():
         scale_rows[(len(x),)](x, w, out, x.shape[1], triton.next_power_of_2(x.shape[1]))
     return out
 
 
-PAIR = {"x": tensor("rows n", layouts="contiguous"), "w": tensor("n", layouts="contiguous")}
+PAIR = {"x": tensor("rows n"), "w": tensor("n")}
 
 
 @pytest.fixture
@@ -133,7 +132,7 @@ def calls(record: TestRecord) -> dict[str, str]:
     return found
 
 
-def test_an_unchecked_gather_reads_out_of_bounds(judged: Any, tmp_path: Path) -> None:
+def test_an_unchecked_gather_reads_out_of_bounds(judged: Any) -> None:
     """The worst index first, all of them in one finding, on the smallest case, which replays."""
     record: TestRecord = judged(gather, embedded, TABLE, dims=SMALL, malformed=True)
     assert (record.failed_check, record.cause) == ("malformed", "malformed-input"), record.message
@@ -147,7 +146,7 @@ def test_an_unchecked_gather_reads_out_of_bounds(judged: Any, tmp_path: Path) ->
     assert record.case is not None
     assert record.case["dims"] == {"rows": 1, "n": 1, "count": 1}
     assert record.replay is not None
-    stored = replay_file.read(tmp_path / record.replay)
+    stored = replay_file.read(Path(record.replay))
     again = Replay(stored.case, check=stored.check, cause=stored.cause)
     assert judged(gather, embedded, TABLE, dims=SMALL, malformed=True, mode=again).cause == "malformed-input"
     assert judged(checked_gather, embedded, TABLE, dims=SMALL, malformed=True, mode=again).verdict == "pass"
@@ -209,7 +208,7 @@ def test_what_broadcasts_is_right(judged: Any) -> None:
     }
 
 
-def test_deep_alone_makes_it_a_hazard(judged: Any, tmp_path: Path) -> None:
+def test_deep_alone_makes_it_a_hazard(judged: Any) -> None:
     """It fails no test, and its replay shows it in every profile."""
     quick = {"dims": SMALL, "without": {"compile": "takes seconds"}}
     record: TestRecord = judged(gather, embedded, TABLE, name="deep", **quick)
@@ -218,7 +217,7 @@ def test_deep_alone_makes_it_a_hazard(judged: Any, tmp_path: Path) -> None:
     assert (found["level"], found["check"]) == ("hazard", "malformed")
     assert found["accept"] == 'allow={"malformed-input": "why"}'
     assert calls(record)["ids: negative"] == "reads out of bounds"
-    stored = replay_file.read(tmp_path / found["replay"])
+    stored = replay_file.read(Path(found["replay"]))
     again = judged(gather, embedded, TABLE, mode=Replay(stored.case, check=stored.check, cause=stored.cause), **quick)
     assert [one["code"] for one in again.findings] == ["malformed-input"]
 

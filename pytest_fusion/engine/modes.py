@@ -116,9 +116,8 @@ class Replay:
             tally.failure, tally.others = own, [one for one in found if one is not own]
 
     def _as_found(self, request: Request) -> Request:
-        """The request with what the case needs: a check of `deep` alone, and the higher limits of a GPU's case."""
+        """The request with a check of `deep` alone, and with higher limits: a GPU's quick case may need minutes."""
         profile = replace(request.profile, name="deep") if self.check in _OPT_IN else request.profile
-        # A quick case of a GPU may need minutes and 10,000s of programs.
         if self.made.get("lane") == "cuda" and request.device == "cpu":
             more = max(profile.programs, _PROGRAMS), max(profile.seconds, _SECONDS)
             profile = replace(profile, programs=more[0], seconds=more[1])

@@ -89,7 +89,7 @@ def _devices(given: _Given, device: torch.device) -> Iterator[BrokenCall]:
 
 
 def _dtypes(given: _Given) -> Iterator[BrokenCall]:
-    ways = _DTYPES
+    ways: tuple[str, ...] = _DTYPES
     for name, inner in given.tensors.items():
         value, allowed = given.logical[name], inner.dtypes or tuple(given.spec.dtypes)
         if not value.is_floating_point():

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pytest_fusion.checks import memory
 from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.context import CaseResult, Context, call_placed, reference_of, rejection, unasked
+from pytest_fusion.checks.evidence import Facts
 from pytest_fusion.checks.malformed.broken_calls import BrokenCall, broken_calls
 from pytest_fusion.checks.rejections import NO_ROOM_TO_JUDGE, NOT_MODELLED, OUT_OF_MEMORY, TOO_EXPENSIVE
 from pytest_fusion.checks.repeat import repeat
@@ -32,8 +33,6 @@ from pytest_fusion.spec.wording import brief, plural, words
 
 NAME, CODE = "malformed", "malformed-input"
 
-# The result of a broken call, one of these, and what shows it.
-Answer = tuple[str, str]
 REFUSED, EQUAL, INSIDE, UNJUDGED = "refused", "equal to the reference", "in bounds", "not judged"
 WRITES, READS, CHANGES = "writes out of bounds", "reads out of bounds", "changes an input"
 UNWRITTEN, WRONG, UNCLEAR = "leaves an output unwritten", "is silently wrong", "raises what does not state why"
@@ -87,14 +86,13 @@ def summary(context: Context) -> Verdict | None:
 def _verdict(context: Context, answers: Sequence[tuple[BrokenCall, str, str]]) -> Verdict:
     if not answers:
         return unknown(NAME, "nothing to judge: the spec states nothing that a call of this case could break")
-    facts = {
-        "calls": {call.name: result for call, result, _ in answers},
-        "shown": {call.name: shown for call, _, shown in answers if shown},
-        "not_tried": [] if context.device.type == "cuda" else ["another device: only a GPU has one"],
-    }
+    not_tried = [] if context.device.type == "cuda" else ["another device: only a GPU has one"]
+    shown_by = {call.name: shown for call, _, shown in answers if shown}
+    results = {call.name: result for call, result, _ in answers}
+    facts = Facts({"calls": results, "shown": shown_by, "not_tried": not_tried})
     bad = sorted((each for each in answers if each[1] in _BAD), key=lambda each: _BAD.index(each[1]))
     if not bad:
-        return passed(NAME, **facts)
+        return passed(NAME, facts)
     call, result, shown = bad[0]
     reason = (
         f"called with {call.name} ({call.detail}), the kernel {result}: {shown}. It may raise an exception that names "
@@ -105,11 +103,12 @@ def _verdict(context: Context, answers: Sequence[tuple[BrokenCall, str, str]]) -
         reason += f". {plural(len(bad) - 1, 'other call')} like it: {listed}"
     identity = f"{NAME}:{call.argument}:{call.kind}"
     if context.spec.malformed:
-        return failed(NAME, reason, identity=identity, cause=CODE, **facts)
-    return hazard(NAME, CODE, reason, identity=identity, **facts)
+        return failed(NAME, reason, identity=identity, cause=CODE, evidence=facts)
+    return hazard(NAME, CODE, reason, identity=identity, evidence=facts)
 
 
-def _answer(trial: Trial, call: BrokenCall) -> Answer:
+def _answer(trial: Trial, call: BrokenCall) -> tuple[str, str]:
+    """The result of a broken call, and what shows it."""
     trial.context.began(f"{NAME} ({call.name})")
     outcome, placed = _called(trial, call, FILLS[0])
     accessed = memory.check_access(outcome, trial.spec)
@@ -139,7 +138,7 @@ def refuses(call: BrokenCall, outcome: Outcome) -> bool:
     return outcome.raiser == "launcher" or named is not None or _STATED.search(text) is not None
 
 
-def _memory(trial: Trial, call: BrokenCall, outcome: Outcome, placed: Placed) -> Answer:
+def _memory(trial: Trial, call: BrokenCall, outcome: Outcome, placed: Placed) -> tuple[str, str]:
     """The result of a call of which only memory counts: a second one, under the other fill, gives the same."""
     second, other = _called(trial, call, FILLS[1])
     got, again = (trial.collect(*each).tensors for each in ((outcome, placed), (second, other)))
@@ -153,19 +152,18 @@ def _memory(trial: Trial, call: BrokenCall, outcome: Outcome, placed: Placed) ->
     return READS, f"{int(differing[1].sum())} element(s) of {differing[0]} depend on what no tensor holds"
 
 
-def _values(trial: Trial, call: BrokenCall, outcome: Outcome, placed: Placed) -> Answer:
+def _values(trial: Trial, call: BrokenCall, outcome: Outcome, placed: Placed) -> tuple[str, str]:
     """The result of a call that returned, beside the reference's."""
-    context = trial.context
     if trial.spec.random is not None:
         return UNJUDGED, "the reference has the random numbers of the case alone"
     try:
-        reference, expected = reference_of(context, call.case, call.logical)
+        reference, expected = reference_of(trial.context, call.case, call.logical)
     except (ReferenceFailed, SpecError) as error:
         kind = unasked(error) if isinstance(error, ReferenceFailed) else ""
         if kind in (TOO_EXPENSIVE, NO_ROOM_TO_JUDGE, NOT_MODELLED):
             return UNJUDGED, kind
         return WRONG, f"the reference refuses it ({brief(error.__cause__ or error)})"
-    other = Trial(context, CaseResult(call.case), call.logical, reference, expected, trial.alone)
+    other = Trial(trial.context, CaseResult(call.case), call.logical, reference, expected, trial.alone)
     found = other.compare(other.collect(outcome, placed), excused=False)
     return (WRONG, found.reason) if found.failed else (EQUAL, "")
 

@@ -24,7 +24,6 @@ from pytest_fusion.spec.values import ValueProfile
 _FAR = 1 << 20
 _DTYPES = ("float64", "int32")
 _STRIDED = ("transposed", "step", "padded")
-# Profiles of indices.
 _INDICES = ("indices", "page_table", "routing")
 
 
@@ -167,13 +166,13 @@ def _numbers(given: _Given) -> Iterator[BrokenCall]:
         if profile.kind == "offsets":
             ways = {"not monotone": (end + 1, [0]), "past the end": (end + 1, [-1])}
             right = f"{end} is the last"
-            line = f"in the kernel, length = tl.maximum(tl.minimum(end, {size}) - tl.maximum(begin, 0), 0)"
+            line = f"length = tl.maximum(tl.minimum(end, {size}) - tl.maximum(begin, 0), 0) in the kernel"
         else:
             # One of them alone may be unused, as a page past the end of its sequence is.
             numbers = {"one past the end": end, "far past the end": end + _FAR, "negative": _below(values)}
             ways = {how: (number, [0, -1]) for how, number in numbers.items() if number is not None}
             right = f"0 to {end - 1} are right"
-            line = f"in the kernel, mask what it leads to: mask=(index >= 0) & (index < {size})"
+            line = f"mask=(index >= 0) & (index < {size}) where the kernel uses it"
         for how, (number, places) in ways.items():
             if torch.iinfo(value.dtype).min <= number <= torch.iinfo(value.dtype).max:
                 broken = value.clone()

@@ -96,7 +96,7 @@ def _verdict(context: Context, answers: Sequence[tuple[BrokenCall, str, str]]) -
     call, result, shown = bad[0]
     reason = (
         f"called with {call.name} ({call.detail}), the kernel {result}: {shown}. It may raise an exception that names "
-        f"{call.argument}, or equal the reference. To refuse it: {call.line}"
+        f"{call.argument}, or {'stay in bounds' if call.kind == 'numbers' else 'equal the reference'}; try {call.line}"
     )
     if bad[1:]:
         listed = ", ".join(f"{other.name} ({ended})" for other, ended, _ in bad[1:])

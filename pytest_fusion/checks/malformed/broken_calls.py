@@ -23,7 +23,6 @@ from pytest_fusion.spec.values import ValueProfile
 # Past any guard zone, and within 32 bits.
 _FAR = 1 << 20
 _DTYPES = ("float64", "int32")
-_STRIDED = ("transposed", "step", "padded")
 _INDICES = ("indices", "page_table", "routing")
 
 
@@ -93,8 +92,8 @@ def _dtypes(given: _Given) -> Iterator[BrokenCall]:
         value, allowed = given.logical[name], inner.dtypes or tuple(given.spec.dtypes)
         if not value.is_floating_point():
             continue
+        known = ", ".join(f"torch.{dtype}" for dtype in allowed)
         for other in ways:
-            known = ", ".join(f"torch.{dtype}" for dtype in allowed)
             line = f"if {name}.dtype not in ({known},): raise TypeError(f'{name}: {{{name}.dtype}}')"
             if other not in allowed:
                 detail = f"in place of {str(value.dtype).removeprefix('torch.')}"
@@ -118,7 +117,7 @@ def _strides(given: _Given) -> Iterator[BrokenCall]:
     for name, inner in given.tensors.items():
         shape = tuple(given.logical[name].shape)
         own = geometry(shape, given.case.tensors[name].layout).strides
-        for kind in _STRIDED:
+        for kind in ("transposed", "step", "padded"):
             strides = geometry(shape, Layout(kind)).strides
             differ = any(x != y for x, y, size in zip(strides, own, shape, strict=True) if size > 1)
             if kind not in inner.layouts and differ:
@@ -139,19 +138,20 @@ def _resized(value: torch.Tensor, axis: int, size: int) -> torch.Tensor:
 def _sizes(given: _Given) -> Iterator[BrokenCall]:
     holders: dict[str, list[tuple[str, int]]] = {}
     for name, inner in given.tensors.items():
-        for dim in inner.shape.names:
-            axis = 0 if dim in inner.shape.batch_names else inner.shape.axis_of(dim, given.case.sizes)
-            if axis is not None and given.case.sizes[dim]:
-                holders.setdefault(dim, []).append((name, axis))
+        axis = 0
+        for term in inner.shape.terms:
+            width = len(term.evaluate(given.case.sizes))
+            if width and term.names:
+                holders.setdefault(term.text, []).append((name, axis))
+            axis += width
     for dim, ((first, at), *others) in holders.items():
         for name, axis in others:
             value = given.logical[name]
             size = value.shape[axis]
-            message = f"raise ValueError(f'{name}: {{tuple({name}.shape)}}')"
-            line = f"if {name}.shape[{axis}] != {first}.shape[{at}]: {message}"
+            line = f"if {name}.shape[{axis}] != {first}.shape[{at}]: raise ValueError(f'{name}: {{{name}.shape}}')"
             for how, other in (("shorter", size - 1), ("longer", size + 1)) if size > 1 else ():
-                detail = f"{other} where {first} has {size}"
-                yield given.broken("size", name, f"one {how} along {dim}", detail, line, _resized(value, axis, other))
+                made = _resized(value, axis, other)
+                yield given.broken("size", name, f"one {how} along {dim}", f"{first} has {size}", line, made)
 
 
 def _numbers(given: _Given) -> Iterator[BrokenCall]:

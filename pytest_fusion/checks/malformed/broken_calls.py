@@ -22,7 +22,6 @@ from pytest_fusion.spec.values import ValueProfile
 
 # Past any guard zone, and within 32 bits.
 _FAR = 1 << 20
-_DTYPES = ("float64", "int32")
 _INDICES = ("indices", "page_table", "routing")
 
 
@@ -87,7 +86,7 @@ def _devices(given: _Given, device: torch.device) -> Iterator[BrokenCall]:
 
 
 def _dtypes(given: _Given) -> Iterator[BrokenCall]:
-    ways: tuple[str, ...] = _DTYPES
+    ways: tuple[str, ...] = ("float64", "int32")
     for name, inner in given.tensors.items():
         value, allowed = given.logical[name], inner.dtypes or tuple(given.spec.dtypes)
         if not value.is_floating_point():
@@ -98,7 +97,7 @@ def _dtypes(given: _Given) -> Iterator[BrokenCall]:
             if other not in allowed:
                 detail = f"in place of {str(value.dtype).removeprefix('torch.')}"
                 yield given.broken("dtype", name, other, detail, line, value.to(torch_dtype(other)))
-        ways = _DTYPES[:1]
+        ways = ways[:1]
 
 
 def _overlaps(given: _Given) -> Iterator[BrokenCall]:

@@ -101,7 +101,8 @@ def _verdict(context: Context, answers: Sequence[tuple[BrokenCall, str, str]]) -
     if bad[1:]:
         listed = ", ".join(f"{other.name} ({ended})" for other, ended, _ in bad[1:])
         reason += f". {plural(len(bad) - 1, 'other call')} like it: {listed}"
-    identity = f"{NAME}:{call.argument}:{call.kind}"
+    # All results, so that the smallest case shows each of them.
+    identity = f"{NAME}:{results}"
     if context.spec.malformed:
         return failed(NAME, reason, identity=identity, cause=CODE, evidence=facts)
     return hazard(NAME, CODE, reason, identity=identity, evidence=facts)

@@ -297,7 +297,8 @@ def test_sizes_of_a_batch_count_and_absent_inputs_do_not() -> None:
     assert found["y: one longer along *batch"].logical["y"].shape == (4, 3)
     assert found["y: one longer along *batch"].case.tensors["y"].layout == Layout()
     found = derived({"x": tensor("2*half"), "y": tensor("2*half"), "z": tensor("half 4"), "w": tensor("4")})
-    assert {name for name in found if "along" in name} == {"y: one shorter along 2*half", "y: one longer along 2*half"}
+    along = {name for name in found if "along" in name}
+    assert along == {"y: one shorter along 2 * half", "y: one longer along 2 * half"}
 
 
 @pytest.mark.parametrize(

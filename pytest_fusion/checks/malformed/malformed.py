@@ -140,7 +140,7 @@ def refuses(call: BrokenCall, outcome: Outcome) -> bool:
 
 
 def _memory(trial: Trial, call: BrokenCall, outcome: Outcome, placed: Placed) -> tuple[str, str]:
-    """The result of a call of which only memory counts: a second one, under the other fill, gives the same."""
+    """The result where memory alone counts: a second call, under the other fill, gives the same."""
     second, other = _called(trial, call, FILLS[1])
     got, again = (trial.collect(*each).tensors for each in ((outcome, placed), (second, other)))
     pairs = {name: (t, again[name]) for name, t in got.items() if name in again}

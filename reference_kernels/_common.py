@@ -236,6 +236,20 @@ def check_vector(
         )
 
 
+def check_apart(kernel: str, name: str, written: torch.Tensor | None, **others: torch.Tensor | None) -> None:
+    """Raise `ValueError` where another tensor begins at the address of one that the kernel writes.
+
+    Tensors that a compiler traces have no address.
+    """
+    if written is None or not written.numel() or torch.compiler.is_compiling():
+        return
+    for other, tensor in others.items():
+        if tensor is not None and tensor.data_ptr() == written.data_ptr():
+            raise ValueError(
+                f"{kernel}: {name} is written, and {other} begins at the same address; give each memory of its own"
+            )
+
+
 def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
     """Whether a tensor of ``shape`` expands to ``target``."""
     return len(shape) <= len(target) and all(

@@ -48,7 +48,8 @@ def shape_of(spec: TensorSpec, sizes: Mapping[str, Size]) -> tuple[int, ...]:
     return shape
 
 
-def _bound(value: Any, sizes: Mapping[str, Size]) -> Any:
+def bound(value: Any, sizes: Mapping[str, Size]) -> Any:
+    """A bound of ``values=`` as a number: it may be an expression of dims. Raises ``ImpossibleCase``."""
     if not isinstance(value, str):
         return value
     try:
@@ -75,7 +76,7 @@ def _from_profile(
     device: torch.device,
     sizes: Mapping[str, Size],
 ) -> torch.Tensor:
-    params = {key: _bound(value, sizes) for key, value in profile.params}
+    params = {key: bound(value, sizes) for key, value in profile.params}
     empty = math.prod(shape) == 0
     match profile.kind:
         case "default" | "finite":
@@ -180,7 +181,7 @@ def bounds_of(profile: ValueProfile | None, sizes: Mapping[str, Size]) -> tuple[
     """The least and the largest value that a profile allows at these sizes; ``None`` where it has no bounds."""
     if profile is None or profile.kind not in ("integers", "indices", "uniform"):
         return None
-    params = {key: _bound(value, sizes) for key, value in profile.params}
+    params = {key: bound(value, sizes) for key, value in profile.params}
     if profile.kind == "indices":
         return 0, max(params["size"], 1) - 1
     return params["low"], params["high"]

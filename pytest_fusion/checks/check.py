@@ -38,7 +38,7 @@ class Check:
     conclude: Callable[[Context, int], Verdict | None] = lambda _, __: None
     beside: bool = False
     notes: Callable[[Context], list[str]] = lambda _: []
-    closes: Callable[[FusionSpec, torch.device], bool] = lambda _, __: False
+    closes: Callable[[Context], bool] = lambda _: False
     cause: Callable[[Verdict], str | None] = lambda verdict: verdict.cause
     causes: Mapping[str, str] = field(default_factory=dict)
     parts: tuple[str, ...] = ()

@@ -59,9 +59,10 @@ def missing(spec: FusionSpec, device: torch.device) -> str | None:  # noqa: ARG0
     return None if device.type == "cuda" else _NO_GPU
 
 
-def closes(spec: FusionSpec, device: torch.device) -> bool:
+def closes(context: Context) -> bool:
     """Whether the last part, on another GPU, runs at the end: there a launch without a guard fails on any case."""
-    return missing(spec, device) is None and NAME not in spec.without and streams.other_device(device) is not None
+    device = context.device
+    return missing(context.spec, device) is None and context.on(NAME) and streams.other_device(device) is not None
 
 
 def due(trial: Trial) -> bool:

@@ -13,6 +13,7 @@ HAZARDS: Mapping[str, str] = {
     "less-accurate": "less accurate than the reference, and within the fence of eager PyTorch in this dtype",
     "tf32-products": "float32 factors of a product are rounded to TF32, tl.dot's default on a GPU",
     "config-variant-bits": "the bits of the result depend on which autotune config wins",
+    "malformed-input": "a call that breaks the spec is neither refused nor right",
     "second-backward": "a second backward through a retained graph gives something else",
     "refuses": "the launcher refuses some cases",
     "hidden-sync": "the kernel waits for the device",

@@ -15,6 +15,7 @@ from pytest_fusion.checks.honesty import honesty
 from pytest_fusion.checks.invariance import invariance
 from pytest_fusion.checks.kernels import refused
 from pytest_fusion.checks.launches import launches
+from pytest_fusion.checks.malformed import malformed
 from pytest_fusion.checks.randomness import distribution, randomness
 from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.errors import FusionError
@@ -25,7 +26,7 @@ OURS: tuple[Check, ...] = (
     *(core_checks.INPUTS, core_checks.BOUNDS, core_checks.UNWRITTEN),
     *(randomness.CHECK, distribution.CHECK, core_checks.REPEAT, core_checks.VALUES),
     *(invariance.CHECK, gradients.CHECK, configs.CHECK, honesty.CHECK),
-    *(device_check.CHECK, launches.CHECK, compile_check.CHECK, core_checks.VACUITY),
+    *(device_check.CHECK, launches.CHECK, compile_check.CHECK, malformed.CHECK, core_checks.VACUITY),
 )
 _added: list[Check] = []
 
@@ -80,9 +81,9 @@ def conclusions(context: Context, judged: int, *, failing: bool = False) -> list
     return [verdict for check in able if (verdict := check.conclude(context, judged)) is not None]
 
 
-def closes(spec: FusionSpec, device: torch.device) -> bool:
+def closes(context: Context) -> bool:
     """Whether any check needs one more case when all have passed."""
-    return any(check.closes(spec, device) for check in checks())
+    return any(check.closes(context) for check in checks())
 
 
 def notes(context: Context) -> list[str]:

@@ -32,6 +32,7 @@ REMEDIES: Mapping[str, str] = {
     "block-limit": "loop over blocks where a row is wider than one, and cap no grid",
     "capacity-overflow": "give a buffer, a counter or a grid room for all elements at one index; or refuse more",
     "gradient-missing": "return the gradient from backward, in the place of its input",
+    "malformed-input": 'let the launcher refuse it by that line; or accept it: allow={"malformed-input": "why"}',
     "hidden-sync": "keep .item(), .tolist(), .cpu() and bool(tensor) out of the call",
     "nan-swallowed": "tl.maximum(..., propagate_nan=tl.PropagateNan.ALL), and tl.where in place of a product by a mask",
     "undefined-lanes": "give the load other=0.0",

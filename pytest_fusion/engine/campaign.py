@@ -59,7 +59,7 @@ class Campaign:
         self.first, self.known = first, known
         # In seconds of the processor: when it began, when the first failure was found, when the search for more ends.
         self._begun, self._found_at, self._until = processor_s(), math.inf, math.inf
-        # The first case that passed: checks that wait for the end run on it.
+        # The most ordinary case that passed: checks that wait for the end run on it.
         self._usual: Case | None = None
         # The seed of the search where none was given: one that is drawn anew each time, or Hypothesis's own.
         self._drawn = None if searching.user_settings(outer).derandomize else drawn
@@ -95,7 +95,7 @@ class Campaign:
         if not self.ended:
             self._search()
         context = self.judging.context
-        if not self.judging.failing and self._usual is not None and registry.closes(self.spec, context.device):
+        if not self.judging.failing and self._usual is not None and registry.closes(context):
             self.judging.context = replace(context, focus=replace(context.focus, closing=True))
             self._run(Chosen(self._usual))
 
@@ -158,7 +158,7 @@ class Campaign:
             return result
         if result.findings:
             self._find(result)
-        elif chosen.choice is not None and self._usual is None:
+        elif chosen.choice is not None and (self._usual is None or _rank(result.case) > _rank(self._usual)):
             self._usual = result.case
         return result
 
@@ -207,6 +207,12 @@ class Campaign:
             database_key=self.nodeid,
             save=not self.judging.dry,
         )
+
+
+def _rank(case: Case) -> tuple[bool, bool, int]:
+    """How much a case shows: sizes above 1, ordinary values, and how few inputs are absent."""
+    sizes = [n for size in case.sizes.values() for n in (size if isinstance(size, tuple) else (size,))]
+    return min(sizes, default=0) > 1, all(tensor.ordinary for tensor in case.tensors.values()), -len(case.absent)
 
 
 def seed_of(outer: Any, seed: int | None) -> int | None:

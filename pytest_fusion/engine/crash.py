@@ -15,6 +15,7 @@ from pytest_fusion.case.describe import describe
 from pytest_fusion.case.plan import make_plan
 from pytest_fusion.case.sizes import count
 from pytest_fusion.checks.evidence import ProcessEnd
+from pytest_fusion.checks.malformed import malformed
 from pytest_fusion.checks.verdict import Verdict, failed
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
 from pytest_fusion.diagnosis.shrink import Shrinker
@@ -176,4 +177,6 @@ def _verdict(crash: Crash) -> Verdict:
         reason = f"the process running the case ended before the call returned ({crash.detail})"
     if _reached(crash):
         reason += f"; it was in the further calls of check `{_reached(crash)}`"
+    if _reached(crash).startswith(malformed.NAME):
+        return failed(malformed.NAME, reason, identity=f"{malformed.NAME}:process", cause=malformed.CODE)
     return failed("crash", reason, identity=f"crash:{crash.kind}", evidence=ProcessEnd(crash.kind, crash.detail))

@@ -15,6 +15,8 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.choosing.search import Known
 from pytest_fusion.case.misfit import misfit
+from pytest_fusion.checks import compile_check
+from pytest_fusion.checks.malformed import malformed
 from pytest_fusion.diagnosis.repro import replay_file as replays
 from pytest_fusion.engine import sanitize
 from pytest_fusion.engine.benched import benched
@@ -30,6 +32,8 @@ from pytest_fusion.run.measure.timing.alone import beside
 
 # The limits of a GPU's case that is replayed in the interpreter.
 _PROGRAMS, _SECONDS = 70_000, 120.0
+# Checks that run in the profile `deep` where the spec does not request them.
+_OPT_IN = (compile_check.NAME, malformed.NAME)
 
 
 _PASSES = "the case passes now"
@@ -85,7 +89,7 @@ class Replay:
                 "without --fusion-replay to find its failing case again"
             )
         elsewhere = replays.elsewhere(self.made, environment.describe(request.device)) or ""
-        job = replace(job, request=self._with_patience(request), only=self.case)
+        job = replace(job, request=self._as_found(request), only=self.case)
         tally = _tally(job)
         if isinstance(tally, TestRecord):
             return tally
@@ -111,13 +115,13 @@ class Replay:
         elif own.verdict.failed and tally.failure is not None:
             tally.failure, tally.others = own, [one for one in found if one is not own]
 
-    def _with_patience(self, request: Request) -> Request:
-        """The request with higher limits: a quick case of a GPU may need minutes and 10,000s of programs."""
-        if self.made.get("lane") != "cuda" or request.device != "cpu":
-            return request
-        profile = request.profile
-        more = replace(profile, programs=max(profile.programs, _PROGRAMS), seconds=max(profile.seconds, _SECONDS))
-        return replace(request, profile=more)
+    def _as_found(self, request: Request) -> Request:
+        """The request with a check of `deep` alone, and with higher limits: a GPU's quick case may need minutes."""
+        profile = replace(request.profile, name="deep") if self.check in _OPT_IN else request.profile
+        if self.made.get("lane") == "cuda" and request.device == "cpu":
+            more = max(profile.programs, _PROGRAMS), max(profile.seconds, _SECONDS)
+            profile = replace(profile, programs=more[0], seconds=more[1])
+        return replace(request, profile=profile)
 
 
 @dataclass(frozen=True, slots=True)

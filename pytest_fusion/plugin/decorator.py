@@ -40,10 +40,10 @@ def fused_equivalent(reference: Test | None = None, /, **keywords: Any) -> Calla
     The test calls the fused kernel with its inputs and returns the output; the reference gets the same inputs by name.
     Keywords: ``inputs`` (or jaxtyping annotations on the test's parameters), ``dims``, ``dtypes``, ``grad``,
     ``deterministic``, ``rng``, ``distribution``, ``invariant``, ``mutates``, ``clobbers``, ``rejects``,
-    ``max_launches``, ``compile``, ``max_recompiles``, ``syncs``, ``tolerance``, ``without``, ``allow``, ``strict``,
-    ``bench``, ``bench_limits``, ``golden``, ``requires``. Other test parameters are fixtures and parametrizations; the
-    reference gets those that it takes. Raises ``SpecError`` at collection for a spec that contradicts itself,
-    ``FusionFailure`` when the kernel is wrong.
+    ``max_launches``, ``compile``, ``max_recompiles``, ``syncs``, ``malformed``, ``tolerance``, ``without``, ``allow``,
+    ``strict``, ``bench``, ``bench_limits``, ``golden``, ``requires``. Other test parameters are fixtures and
+    parametrizations; the reference gets those that it takes. Raises ``SpecError`` at collection for a spec that
+    contradicts itself, ``FusionFailure`` when the kernel is wrong.
     """
     if "reference" in keywords and reference is None:
         reference = keywords.pop("reference")

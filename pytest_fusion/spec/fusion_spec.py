@@ -60,6 +60,8 @@ class FusionSpec:
     compile: bool = False
     # The call waits for the device, on purpose.
     syncs: bool = False
+    # Calls that break the spec must be refused, or be right.
+    malformed: bool = False
     tolerance: str | Tolerance = "auto"
     without: Mapping[str, str] = field(default_factory=dict)
     # Findings that are accepted, by code, with the reason.

@@ -64,6 +64,7 @@ def _spec(name: str, inputs: tuple[Mapping[str, Any], list[str]], **more: Any) -
         name=name,
         fused=_fused,
         reference=_reference,
+        malformed=True,
         inputs=inputs[0],
         mutates=inputs[1],
         **more,

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import FLOATS, check_tensor, jit, placed, row_offset
+from reference_kernels._common import FLOATS, check_apart, check_tensor, jit, placed, row_offset
 from reference_kernels.batch_norm.backward import batch_norm_backward
 from reference_kernels.batch_norm.layout import (
     by_channel,
@@ -403,7 +403,8 @@ def batch_norm(
     written: see `batch_norm_reference`. Differentiable once by ``x``, ``weight``, ``bias`` and ``residual``.
 
     Raises `TypeError` for other or mixed dtypes; `ValueError` for shapes that do not fit, a single element a channel in
-    training, no running statistics in evaluation, numbers out of range, or mixed devices.
+    training, running statistics in the memory of another vector, none of them in evaluation, numbers out of range, or
+    mixed devices.
     """
     name = "batch_norm"
     check_tensor(name, "x", x, x, FLOATS)
@@ -428,6 +429,8 @@ def batch_norm(
     if training:
         if x.shape[1] and x.numel() == x.shape[1]:
             raise ValueError(f"{name}: x has shape {tuple(x.shape)}, one value a channel; training needs more than one")
+        check_apart(name, "running_mean", running_mean, weight=weight, bias=bias, running_var=running_var)
+        check_apart(name, "running_var", running_var, weight=weight, bias=bias)
         statistics = _statistics(x.detach(), running_mean, running_var, float(momentum), float(eps))
         mean, rest, scale = statistics.unbind(0)
     if mean is None or scale is None:

@@ -24,6 +24,7 @@ SPEC = FusionSpec(
     name="batch_norm",
     fused=batch_norm,
     reference=batch_norm_reference,
+    malformed=True,
     inputs={
         "x": tensor("batch channels height width"),
         "weight": optional(tensor("channels", dtype=VECTOR)),
@@ -66,6 +67,7 @@ EVALUATION = FusionSpec(
     name="batch_norm_evaluation",
     fused=batch_norm,
     reference=batch_norm_reference,
+    malformed=True,
     inputs={
         "x": tensor("batch channels length"),
         "weight": tensor("channels"),

@@ -28,6 +28,7 @@ SPEC = FusionSpec(
     name="cross_entropy",
     fused=cross_entropy,
     reference=cross_entropy_reference,
+    malformed=True,
     inputs={
         "logits": tensor("*batch vocab"),
         "target": derived(_labels),
@@ -45,6 +46,7 @@ ROWS = FusionSpec(
     name="cross_entropy_rows",
     fused=cross_entropy,
     reference=cross_entropy_reference,
+    malformed=True,
     inputs={
         "logits": tensor("rows vocab"),
         "target": tensor("rows", dtype=torch.int64, values=values.indices("vocab")),
@@ -64,6 +66,7 @@ LONG = FusionSpec(
     name="cross_entropy_long",
     fused=cross_entropy,
     reference=cross_entropy_reference,
+    malformed=True,
     inputs={"logits": tensor("rows vocab"), "target": derived(_labels), **OPTIONS, "reduction": "none"},
     dims={"rows": dim(0, 8), "vocab": dim(8193, 40000)},
     grad="logits",

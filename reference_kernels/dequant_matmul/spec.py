@@ -25,6 +25,7 @@ SPEC = FusionSpec(
     name="int8_linear",
     fused=int8_linear,
     reference=int8_linear_reference,
+    malformed=True,
     inputs={
         "x": tensor("rows k"),
         "codes": tensor("n k", dtype=torch.int8, values=values.integers(-128, 127)),
@@ -40,6 +41,7 @@ INT4 = FusionSpec(
     name="int4_linear",
     fused=int4_linear,
     reference=int4_linear_reference,
+    malformed=True,
     inputs={
         "x": tensor("rows 64*groups"),
         "packed": tensor("n 16*groups", dtype=torch.int16, values=values.integers(-32768, 32767)),
@@ -68,6 +70,7 @@ FLOAT8 = FusionSpec(
     name="fp8_linear",
     fused=fp8_linear,
     reference=fp8_linear_reference,
+    malformed=True,
     inputs={
         "x": tensor("rows k", dtype=FP8, values=values.normal()),
         "codes": tensor("n k", dtype=FP8, values=values.normal()),

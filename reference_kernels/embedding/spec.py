@@ -30,6 +30,7 @@ SPEC = FusionSpec(
     name="embedding_bag",
     fused=embedding_bag,
     reference=embedding_bag_reference,
+    malformed=True,
     inputs={
         "weight": tensor("tables*vocab features"),
         "starts": derived(_equal),
@@ -73,6 +74,7 @@ UNEQUAL = FusionSpec(
     name="embedding_bag_unequal",
     fused=embedding_bag,
     reference=embedding_bag_reference,
+    malformed=True,
     inputs={
         **SPEC.inputs,
         "weight": tensor("tables+rest features"),
@@ -89,6 +91,7 @@ INTERACTION = FusionSpec(
     name="dot_interaction",
     fused=dot_interaction,
     reference=dot_interaction_reference,
+    malformed=True,
     inputs={"dense": tensor("batch features"), "sparse": tensor("batch tables features")},
     dims={"tables": dim(0, 26), "features": dim(0, 300)},
     grad=True,

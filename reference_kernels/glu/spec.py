@@ -16,6 +16,7 @@ SPEC = FusionSpec(
     name="glu",
     fused=glu,
     reference=glu_reference,
+    malformed=True,
     inputs={"gate": tensor("*batch hidden"), "up": tensor("*batch hidden"), "activation": ACTIVATION},
     grad=True,
     max_launches=1,
@@ -26,6 +27,7 @@ PACKED = FusionSpec(
     name="glu_packed",
     fused=glu_packed,
     reference=glu_packed_reference,
+    malformed=True,
     inputs={"x": tensor("rows 2*hidden"), "activation": ACTIVATION},
     grad=True,
     invariant="rows",
@@ -37,6 +39,7 @@ FEED_FORWARD = FusionSpec(
     name="feed_forward",
     fused=feed_forward,
     reference=feed_forward_reference,
+    malformed=True,
     inputs={
         "x": tensor("*batch k"),
         "gate_weight": tensor("n k"),

@@ -17,6 +17,7 @@ SPEC = FusionSpec(
     name="layer_norm",
     fused=layer_norm,
     reference=layer_norm_reference,
+    malformed=True,
     inputs={
         "x": tensor("rows n"),
         "weight": optional(tensor("n", dtype=MIXED)),
@@ -33,6 +34,7 @@ ADD = FusionSpec(
     name="add_layer_norm",
     fused=add_layer_norm,
     reference=add_layer_norm_reference,
+    malformed=True,
     inputs={
         "x": tensor("*batch n"),
         "residual": tensor("*batch n"),
@@ -51,6 +53,7 @@ LONG = FusionSpec(
     name="layer_norm_long",
     fused=layer_norm,
     reference=layer_norm_reference,
+    malformed=True,
     inputs={"x": tensor("rows n"), "weight": tensor("n"), "bias": tensor("n"), "eps": EPS},
     dims={"rows": dim(0, 70), "n": dim(8193, 40000)},
     grad=True,

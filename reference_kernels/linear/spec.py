@@ -24,6 +24,7 @@ SPEC = FusionSpec(
     name="linear",
     fused=linear,
     reference=linear_reference,
+    malformed=True,
     inputs={
         "x": tensor("*batch k"),
         "weight": tensor("n k"),
@@ -39,6 +40,7 @@ QKV = FusionSpec(
     name="qkv_linear",
     fused=qkv_linear,
     reference=qkv_linear_reference,
+    malformed=True,
     inputs={
         "x": tensor("*batch k"),
         **{f"{name}_weight": tensor(f"{width} k") for name, width in PROJECTIONS.items()},
@@ -53,6 +55,7 @@ GATE_UP = FusionSpec(
     name="gate_up_linear",
     fused=gate_up_linear,
     reference=gate_up_linear_reference,
+    malformed=True,
     inputs={"x": tensor("*batch k"), "gate_weight": tensor("n k"), "up_weight": tensor("n k")},
     grad=True,
     max_launches=1,
@@ -63,6 +66,7 @@ LORA = FusionSpec(
     name="lora_linear",
     fused=lora_linear,
     reference=lora_linear_reference,
+    malformed=True,
     inputs={
         "x": tensor("*batch k"),
         "weight": tensor("n k"),
@@ -81,6 +85,7 @@ LARGE = FusionSpec(
     name="linear_large",
     fused=linear,
     reference=linear_reference,
+    malformed=True,
     inputs={
         "x": tensor("rows k"),
         "weight": tensor("n k"),

@@ -40,6 +40,7 @@ SPEC = FusionSpec(
     name="linear_cross_entropy",
     fused=linear_cross_entropy,
     reference=linear_cross_entropy_reference,
+    malformed=True,
     inputs={
         "x": tensor("*batch hidden", values=FINITE),
         "weight": tensor("vocab hidden", values=FINITE),
@@ -58,6 +59,7 @@ FORWARD = FusionSpec(
     name="linear_cross_entropy_forward",
     fused=linear_cross_entropy,
     reference=linear_cross_entropy_reference,
+    malformed=True,
     inputs={
         **SPEC.inputs,
         "reduction": st.sampled_from(("mean", "sum")),

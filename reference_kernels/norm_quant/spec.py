@@ -26,6 +26,7 @@ SPEC = FusionSpec(
     name="norm_quant",
     fused=norm_quant,
     reference=norm_quant_reference,
+    malformed=True,
     inputs={"x": tensor("rows n"), "weight": tensor("n"), "bias": optional(tensor("n", dtype=VECTOR)), **CHOICES},
     invariant="rows",
     max_launches=1,
@@ -36,6 +37,7 @@ RESIDUAL = FusionSpec(
     name="add_norm_quant",
     fused=add_norm_quant,
     reference=add_norm_quant_reference,
+    malformed=True,
     inputs={"x": tensor("rows n"), "residual": tensor("rows n"), "weight": tensor("n", dtype=VECTOR), **CHOICES},
     invariant="rows",
     max_launches=1,
@@ -46,6 +48,7 @@ RANKS = FusionSpec(
     name="norm_quant_any_rank",
     fused=add_norm_quant,
     reference=add_norm_quant_reference,
+    malformed=True,
     inputs={
         "x": tensor("*batch n"),
         "residual": tensor("*batch n"),

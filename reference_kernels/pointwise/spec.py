@@ -16,6 +16,7 @@ SPEC = FusionSpec(
     name="relu_scale_bias",
     fused=relu_scale_bias,
     reference=relu_scale_bias_reference,
+    malformed=True,
     inputs={"x": tensor("rows n"), "scale": tensor("n"), "bias": tensor("n", dtype=VECTOR)},
     grad=True,
     invariant="rows",
@@ -27,6 +28,7 @@ RANKS = FusionSpec(
     name="relu_scale_bias_any_rank",
     fused=relu_scale_bias,
     reference=relu_scale_bias_reference,
+    malformed=True,
     inputs={"x": tensor("*batch n"), "scale": tensor("n", dtype=VECTOR), "bias": tensor("n")},
     grad=True,
     max_launches=1,
@@ -36,6 +38,7 @@ ADD_MUL_ACT = FusionSpec(
     name="add_mul_act",
     fused=add_mul_act,
     reference=add_mul_act_reference,
+    malformed=True,
     inputs={
         **{name: tensor("*batch n") for name in ("x", "y", "z")},
         "activation": st.sampled_from(("relu", "gelu", "silu")),
@@ -49,6 +52,7 @@ DROPOUT = FusionSpec(
     name="dropout",
     fused=dropout,
     reference=dropout_reference,
+    malformed=True,
     inputs={
         "x": tensor("*batch n"),
         "seed": st.integers(0, 2**63 - 1),

@@ -16,6 +16,7 @@ SPEC = FusionSpec(
     name="rms_norm",
     fused=rms_norm,
     reference=rms_norm_reference,
+    malformed=True,
     inputs={
         "x": tensor("*batch n"),
         "weight": optional(tensor("n")),
@@ -31,6 +32,7 @@ ADD = FusionSpec(
     name="add_rms_norm",
     fused=add_rms_norm,
     reference=add_rms_norm_reference,
+    malformed=True,
     inputs={
         "x": tensor("rows n"),
         "residual": tensor("rows n"),
@@ -50,6 +52,7 @@ LONG = FusionSpec(
     name="rms_norm_long",
     fused=rms_norm,
     reference=rms_norm_reference,
+    malformed=True,
     inputs={
         "x": tensor("rows n"),
         "weight": tensor("n"),

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from reference_kernels._attention import readable
-from reference_kernels._common import Rows, check_tensor, jit, placed, row_offset
+from reference_kernels._common import Rows, check_apart, check_tensor, jit, placed, row_offset
 from reference_kernels.rope.pairs import Layout, angles, check_heads, config, copy_columns, pairs, store_pairs, turned
 
 FLOAT8 = torch.float8_e4m3fn
@@ -145,8 +145,8 @@ def _rope_cache(
     interleaved: bool,
     checked: bool,
 ) -> torch.Tensor:
-    if k_cache.numel() and k_cache.data_ptr() == v_cache.data_ptr():
-        raise ValueError("rope_cache: k_cache and v_cache begin at the same address; give each memory of its own")
+    check_apart("rope_cache", "k_cache", k_cache, v_cache=v_cache, q=q, k=k, v=v)
+    check_apart("rope_cache", "v_cache", v_cache, q=q, k=k, v=v)
     pages, page_size = k_cache.shape[:2]
     if checked:
         _check_slots(slots, pages * page_size)

@@ -20,6 +20,7 @@ SPEC = FusionSpec(
     name="rope",
     fused=rope,
     reference=rope_reference,
+    malformed=True,
     inputs={
         "q": tensor("batch tokens q_heads 2*half+rest"),
         "k": tensor("batch tokens k_heads 2*half+rest"),
@@ -47,6 +48,7 @@ RANKS = FusionSpec(
     name="rope_any_rank",
     fused=rope,
     reference=rope_reference,
+    malformed=True,
     inputs={
         "q": tensor("*batch q_heads 2*half"),
         "k": tensor("*batch k_heads 2*half"),
@@ -73,6 +75,7 @@ CACHE = FusionSpec(
     name="rope_cache",
     fused=rope_cache,
     reference=rope_cache_reference,
+    malformed=True,
     inputs={
         "q": tensor("tokens q_heads 2*half+rest"),
         "k": tensor("tokens k_heads 2*half+rest"),

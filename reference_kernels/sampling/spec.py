@@ -17,6 +17,7 @@ SPEC = FusionSpec(
     name="sample",
     fused=sample,
     reference=sampling_probabilities,
+    malformed=True,
     inputs={
         "logits": tensor("*batch vocab"),
         "seed": SEED,
@@ -36,6 +37,7 @@ BY_ROW = FusionSpec(
     name="sample_by_row",
     fused=sample,
     reference=sampling_probabilities,
+    malformed=True,
     inputs={
         "logits": tensor("rows vocab", values=values.normal(0.0, 2.0)),
         "seed": SEED,
@@ -54,6 +56,7 @@ FULL = FusionSpec(
     name="sample_full",
     fused=sample,
     reference=sampling_probabilities,
+    malformed=True,
     inputs={
         "logits": tensor("rows vocab", values=values.normal(0.0, 2.0)),
         "seed": SEED,

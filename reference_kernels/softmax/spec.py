@@ -30,6 +30,7 @@ SPEC = FusionSpec(
     name="softmax",
     fused=softmax,
     reference=softmax_reference,
+    malformed=True,
     inputs={
         "x": tensor("*batch n"),
         "scale": SCALE,
@@ -48,6 +49,7 @@ BATCHED = FusionSpec(
     name="softmax_batched",
     fused=softmax,
     reference=softmax_reference,
+    malformed=True,
     inputs={
         "x": tensor("rows n"),
         "scale": 0.125,
@@ -63,6 +65,7 @@ ATTENTION = FusionSpec(
     name="softmax_attention",
     fused=softmax,
     reference=softmax_reference,
+    malformed=True,
     inputs={
         "x": tensor("b heads q k"),
         "scale": SCALE,
@@ -87,6 +90,7 @@ LONG = FusionSpec(
     name="softmax_long",
     fused=softmax,
     reference=softmax_reference,
+    malformed=True,
     inputs={
         "x": tensor("rows n"),
         "keep": optional(tensor("rows n", dtype=torch.bool, values=_keep)),

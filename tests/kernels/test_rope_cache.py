@@ -233,7 +233,7 @@ def _with(**changes: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Inputs
         (ValueError, r"v_cache \(3, 3, 2, 8\) does not fit", _with(v_cache=lambda c: c[1:])),
         (ValueError, "a stride is 0", _with(k_cache=lambda c: c[:1].expand(4, 3, 2, 8))),
         (ValueError, "k_cache requires a gradient", _with(k_cache=torch.Tensor.requires_grad_)),
-        (ValueError, "begin at the same address", lambda i: rope_cache(**i | {"v_cache": i["k_cache"]})),
+        (ValueError, "begins at the same address", lambda i: rope_cache(**i | {"v_cache": i["k_cache"]})),
         (ValueError, "cos has 3 angles, sin 2", _with(sin=lambda s: s[:, :2])),
         (ValueError, "slots is on meta", _with(slots=lambda s: s.to("meta"))),
         (

@@ -66,7 +66,7 @@ from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.request import Request
-from pytest_fusion.engine import second_opinion
+from pytest_fusion.engine import isolated
 from pytest_fusion.engine.tally import Failure, Tally
 from pytest_fusion.checks.verdict import failed
 
@@ -79,14 +79,14 @@ CASE = Case({"n": 50}, "float32", {"x": TensorCase("float32")}, seed=5)
 
 
 def told(fused, check="values", cause="unexplained", device="cuda:0", broken=False):
-    adopted = second_opinion.adopt
+    adopted = isolated.adopt
     if broken:
-        second_opinion.adopt = lambda: {}["a name of Triton's"]
+        isolated.adopt = lambda: {}["a name of Triton's"]
     job = Job(kernels.spec(fused), Request("t", device=device), outer, {})
     said = Diagnosis(cause, [], ["layout: wrong on contiguous copies too"], 9)
     tally = Tally(failure=Failure(failed(check, "wrong"), CASE, diagnosis=said))
-    found = second_opinion.with_second_opinion(job, tally).failure
-    second_opinion.adopt = adopted
+    found = isolated.with_second_opinion(job, tally).failure
+    isolated.adopt = adopted
     return [found.verdict.check, found.diagnosis.as_json()]
 
 

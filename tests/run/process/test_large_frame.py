@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from pytest_fusion.run.process.large_frame import call_in_large_frame
+from pytest_fusion.run.process.preload import call_in_large_frame
 
 resource = pytest.importorskip("resource")
 CALLS = 300

@@ -19,7 +19,7 @@ from pytest_fusion.checks.context import CaseResult
 from pytest_fusion.engine.cases import Budget, Cases, Chosen
 from pytest_fusion.engine.judging import Judging, Note
 from pytest_fusion.engine.pace import longest
-from pytest_fusion.engine.profiles import Profile
+from pytest_fusion.engine.request import Request
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.clock import processor_s
@@ -32,31 +32,27 @@ _MOST = 8
 
 
 class Campaign:
-    """Runs the cases of one spec; ``first`` ends it at the first failure. ``known`` cases failed in earlier runs."""
+    """Runs the cases of one spec as ``request`` wants them. ``known`` cases failed in earlier runs."""
 
     def __init__(
         self,
         spec: FusionSpec,
-        *,
-        device: torch.device,
-        profile: Profile,
+        request: Request,
         outer: Any,
-        nodeid: str,
         extra: Mapping[str, Any],
-        seed: int | None = None,
-        max_cases: int | None = None,
         note: Note = lambda _: None,
+        *,
         dry: bool = False,
         drawn: int | None = None,
-        first: bool = False,
         known: Sequence[Case] = (),
     ) -> None:
+        device, profile, nodeid = torch.device(request.device), request.profile, request.nodeid
         self.spec, self.profile, self.outer, self.nodeid = spec, profile, outer, nodeid
-        self.seed = seed_of(outer, seed)
-        self.budget = budget_of(outer, max_cases, profile.budget_on(device.type))
+        self.seed = seed_of(outer, request.seed)
+        self.budget = budget_of(outer, request.max_cases, profile.budget_on(device.type))
         self.judging = Judging(spec, device, profile, extra, budget=self.budget, note=note, dry=dry)
         self.cases = Cases(spec, profile, device, self.budget, nodeid=nodeid, seed=self.seed)
-        self.first, self.known = first, known
+        self.first, self.known = request.first, known
         # In seconds of the processor: when it began, when the first failure was found, when the search for more ends.
         self._begun, self._found_at, self._until = processor_s(), math.inf, math.inf
         # The first case that passed: checks that wait for the end run on it.

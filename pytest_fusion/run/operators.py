@@ -14,6 +14,7 @@ import torch
 
 from pytest_fusion import interpreter
 from pytest_fusion.case.containers import leaves, map_tensors, tensors_of
+from pytest_fusion.case.strided import expanded
 from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES
 from pytest_fusion.interpreter.bridge.dispatch import OperatorMode
 from pytest_fusion.interpreter.launch import Launch
@@ -82,10 +83,7 @@ class OperatorCall:
         """Restore the arguments' values: a second call that writes the same again changes nothing."""
         with torch.no_grad():
             for argument, value in zip(tensors_of((self.args, self.kwargs)), self.before, strict=True):
-                repeats = any(
-                    stride == 0 and size > 1 for stride, size in zip(argument.stride(), argument.shape, strict=True)
-                )
-                if not repeats and argument.untyped_storage().nbytes():
+                if not expanded(argument.shape, argument.stride()) and argument.untyped_storage().nbytes():
                     argument.copy_(value)
 
     def fake(self) -> list[Made]:

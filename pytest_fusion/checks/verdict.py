@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pytest_fusion.checks.evidence import Evidence, Facts
@@ -87,23 +87,11 @@ def failed(
     return Verdict(check, "fail", reason, evidence, statistical, identity or check, output, cause, because, inner)
 
 
-def hazard(
-    check: str,
-    code: str,
-    reason: str,
-    *,
-    identity: str = "",
-    statistical: bool = False,
-    output: str = "",
-    because: str = "",
-    evidence: Evidence | None = None,
-    **facts: Any,
-) -> Verdict:
-    """A hazard: ordinary callers get right results. ``facts`` are for the report, where there is no ``evidence``."""
+def hazard(check: str, code: str, reason: str, *, identity: str = "", output: str = "", **more: Any) -> Verdict:
+    """A hazard: ordinary callers get right results. ``more`` is that of :func:`failed`."""
     assert code in HAZARDS, code
-    identity = identity or f"{check}:{code}:{output}"
-    evidence = evidence or Facts(facts)
-    return Verdict(check, "hazard", reason, evidence, statistical, identity, output, because=because, code=code)
+    found = failed(check, reason, identity=identity or f"{check}:{code}:{output}", output=output, **more)
+    return replace(found, status="hazard", code=code)
 
 
 def unknown(check: str, reason: str, **facts: Any) -> Verdict:

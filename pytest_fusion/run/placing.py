@@ -77,14 +77,7 @@ def place(
     def put(name: str, values: torch.Tensor) -> torch.Tensor:
         own = case.tensors.get(name)
         plan = geometry(tuple(values.shape), own.layout) if own and own.layout is not None else own_geometry(values)
-        target = arena.tensor(
-            name,
-            shape=plan.shape,
-            strides=plan.strides,
-            offset=plan.offset,
-            dtype=values.dtype,
-            storage_elements=plan.storage,
-        )
+        target = arena.tensor(name, plan, values.dtype)
         write(target, values)
         placed.tensors[name] = target
         return target

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_fusion.case.containers import tensors_of
+from pytest_fusion.case.layouts import Geometry
 from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES, schema, shares_memory
 from pytest_fusion.interpreter.bridge.dispatch import InnerMode
 from pytest_fusion.run.memory.arena import find_damage
@@ -134,18 +135,10 @@ class Watch:
             nbytes = plain.untyped_storage().nbytes() if self._eligible(plain) else 0
             if not nbytes or not self._has_room(nbytes):
                 return plain
-            storage_elements = nbytes // plain.element_size()
-            region = Region(
-                f"{op} {self.allocations} {tuple(plain.shape)} {plain.dtype}".replace("torch.", ""),
-                device=plain.device,
-                dtype=plain.dtype,
-                shape=(storage_elements,),
-                strides=(1,),
-                offset=0,
-                storage_elements=storage_elements,
-                fill=self.fill,
-                variant=2 * self.allocations + 1,
-            )
+            elements = nbytes // plain.element_size()
+            name = f"{op} {self.allocations} {tuple(plain.shape)} {plain.dtype}".replace("torch.", "")
+            plan, variant = Geometry((elements,), (1,), 0, elements), 2 * self.allocations + 1
+            region = Region(name, plan, plain.dtype, plain.device, fill=self.fill, variant=variant)
             twin = region.tensor(plain.shape, plain.stride(), int(plain.storage_offset()))
             if not empty:
                 twin.copy_(plain)

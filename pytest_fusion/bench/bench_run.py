@@ -113,7 +113,8 @@ def _session(
 
             programs, device = PROGRAMS, torch.device("cuda", torch.device(str(environment["device"])).index or 0)
             note = channel.note if channel is not None else lambda _: None
-            found = measure_all(spec, named, extra, device, environment, note) if named else Found(opened(device).facts)
+            here = opened(device, environment)
+            found = measure_all(spec, named, here, extra, note) if named else Found(here.facts)
         else:
             device, programs = CPU, Limits().programs
             found = Found({}, [(entry.text, _modelled(spec, entry, extra)) for entry in named])

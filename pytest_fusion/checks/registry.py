@@ -17,9 +17,8 @@ from pytest_fusion.checks.invariance import invariance
 from pytest_fusion.checks.kernels import compiles, refused
 from pytest_fusion.checks.launches import launches
 from pytest_fusion.checks.randomness import distribution, randomness
-from pytest_fusion.checks.rejections import IMPOSSIBLE
 from pytest_fusion.checks.repeat import repetition
-from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.checks.verdict import IMPOSSIBLE, Verdict
 from pytest_fusion.errors import FusionError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.promises import Tolerance

@@ -24,7 +24,7 @@ from pytest_fusion.case.sizes import LONG
 from pytest_fusion.case.stated import stated_case
 from pytest_fusion.checks.configs import configs
 from pytest_fusion.checks.context import CaseResult
-from pytest_fusion.checks.rejections import IMPOSSIBLE, TOO_EXPENSIVE
+from pytest_fusion.checks.verdict import IMPOSSIBLE, TOO_EXPENSIVE
 from pytest_fusion.engine.pace import REFERENCE, Pace, longest
 from pytest_fusion.engine.profiles import Profile
 from pytest_fusion.interpreter.launch import Launch, likely_blocks

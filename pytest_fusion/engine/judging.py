@@ -14,9 +14,7 @@ from pytest_fusion.checks import deterministic, multiprocessors, registry
 from pytest_fusion.checks.case_judge import dry_run, judge_case
 from pytest_fusion.checks.configs import configs
 from pytest_fusion.checks.context import CaseResult, Context, Progress
-from pytest_fusion.checks.hazards import HAZARDS
-from pytest_fusion.checks.rejections import NOT_MODELLED
-from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.checks.verdict import HAZARDS, NOT_MODELLED, Verdict
 from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.engine import unjudged
 from pytest_fusion.engine.cases import Budget, Cases, Chosen

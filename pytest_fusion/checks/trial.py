@@ -344,10 +344,10 @@ class Trial:
                 few,
                 lambda: self.runs.fresh_lanes(name, many, "E"),
                 self.spec.tolerance,
-                (lambda: self.runs.fresh_lanes(name, FEW_LANES, "F")) if grade else None,
-                (lambda: self.runs.fresh_lanes(name, many, "F")) if self.narrow else None,
-                (lambda: self.runs.laid_lanes(name, many)) if laid and not coarse else None,
-                (lambda: self.runs.eager(name)) if laid and self.narrow else (lambda: None),
+                fine=(lambda: self.runs.fresh_lanes(name, FEW_LANES, "F")) if grade else None,
+                wide=(lambda: self.runs.fresh_lanes(name, many, "F")) if self.narrow else None,
+                laid=(lambda: self.runs.laid_lanes(name, many)) if laid and not coarse else None,
+                eager=(lambda: self.runs.eager(name)) if laid and self.narrow else (lambda: None),
             )
 
         return tf32.judged(self.context, native, judge)

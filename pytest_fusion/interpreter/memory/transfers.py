@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -21,26 +21,21 @@ from pytest_fusion.interpreter.memory.regions import Origin
 from pytest_fusion.interpreter.memory.touched import Touched
 from pytest_fusion.interpreter.memory.undefined_lanes import masked_lanes
 
-_Operands = ParamSpec("_Operands")
-_Found = TypeVar("_Found", Array, None)
+_Transfer = TypeVar("_Transfer", bound=Callable[..., Array | None])
 
 
-def _recorded(
-    transfer: Callable[Concatenate[Array, Origin | None, _Operands], _Found],
-) -> Callable[Concatenate[Array, Origin | None, _Operands], _Found]:
+def _recorded(transfer: _Transfer) -> _Transfer:
     """Also puts each call on the tape of the launch, if that is recorded."""
 
     @wraps(transfer)
-    def performed(
-        pointers: Array, origin: Origin | None, *operands: _Operands.args, **named: _Operands.kwargs
-    ) -> _Found:
+    def performed(pointers: Array, origin: Origin | None, *operands: Any, **named: Any) -> Array | None:
         found = transfer(pointers, origin, *operands, **named)
         if (recording := tape.running()) is not None:
-            arrays = (given for given in (*operands, *named.values()) if isinstance(given, np.ndarray))
+            arrays = [given for given in (*operands, *named.values()) if isinstance(given, np.ndarray)]
             recording.add(lambda *at: transfer(*at, *operands, **named), pointers, origin, (found, *arrays))
         return found
 
-    return performed
+    return cast("_Transfer", performed)
 
 
 @_recorded

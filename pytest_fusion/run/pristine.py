@@ -60,6 +60,7 @@ _TENSOR = (
 _EVENT = "elapsed_time query record synchronize wait"
 _MATMUL = "allow_bf16_reduced_precision_reduction allow_fp16_reduced_precision_reduction allow_fp16_accumulation"
 _ABSENT = object()
+_CODE = operator.attrgetter("__code__")
 
 
 @dataclass(slots=True)
@@ -206,7 +207,7 @@ class _Watch:
 
     def keep_codes(self) -> None:
         """Store code objects; once a test, since only watched code changes this package's functions in it."""
-        self._codes = [function.__code__ for function in self._functions.values()]
+        self._codes = list(map(_CODE, self._functions.values()))
 
     def _intact(self) -> bool:
         """Whether values and their order are unchanged; a name added since shifts them and needs a closer look."""
@@ -230,10 +231,11 @@ class _Watch:
                 for name in [name for name, value in values.items() if vars(owner).get(name, _ABSENT) is not value]:
                     setattr(owner, name, values[name])
                     changed.append(f"{where}.{name}")
-        for (name, function), code in zip(self._functions.items(), self._codes, strict=True):
-            if function.__code__ is not code:
-                function.__code__ = code
-                changed.append(name)
+        if not all(map(operator.is_, map(_CODE, self._functions.values()), self._codes)):
+            for (name, function), code in zip(self._functions.items(), self._codes, strict=True):
+                if function.__code__ is not code:
+                    function.__code__ = code
+                    changed.append(name)
         return changed
 
 

@@ -60,6 +60,7 @@ class Referee:
         self._spec = spec
         self._names = names
         self._clock = time.perf_counter
+        self._budget = _BUDGET
         self._due = 0.0
         self.clear()
 
@@ -112,7 +113,7 @@ class Referee:
             return f"not judged by the reference: {brief(error)}"
         finally:
             ended = self._clock()
-            self._due = ended + (ended - began) / _BUDGET
+            self._due = ended + (ended - began) / self._budget
             self._taken = None
 
     def _judged(self, taken: _Taken) -> float:

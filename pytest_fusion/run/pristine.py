@@ -204,6 +204,7 @@ class _Watch:
     def _accept(self) -> None:
         """Store all values of this package's modules and classes."""
         self._held = [dict(vars(owner)) for _, owner in self._places]
+        self._values = list(itertools.chain.from_iterable(map(dict.values, self._held)))
 
     def keep_codes(self) -> None:
         """Store code objects; once a test, since only watched code changes this package's functions in it."""
@@ -213,8 +214,7 @@ class _Watch:
         """Whether values and their order are unchanged; a name added since shifts them and needs a closer look."""
         if list(map(len, self._views)) != list(map(len, self._held)):
             return False
-        held = itertools.chain.from_iterable(map(dict.values, self._held))
-        return all(map(operator.is_, itertools.chain.from_iterable(self._views), held))
+        return all(map(operator.is_, itertools.chain.from_iterable(self._views), self._values))
 
     def renew(self) -> None:
         """Accept the current state as the one to restore."""

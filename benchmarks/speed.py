@@ -90,6 +90,7 @@ def memory(device: str) -> None:
     from pytest_fusion.case.choosing import search
     from pytest_fusion.engine.campaign import Campaign
     from pytest_fusion.engine.profiles import PROFILES
+    from pytest_fusion.engine.request import Request
     from reference_kernels.rms_norm.spec import SPEC
 
     def outer() -> None: ...
@@ -102,17 +103,8 @@ def memory(device: str) -> None:
 
     search.adopt(outer, outer)
     profile = PROFILES["deep" if device != "cpu" else "ci"]
-    campaign = Campaign(
-        SPEC,
-        device=torch.device(device),
-        profile=profile,
-        outer=outer,
-        nodeid="memory",
-        extra={},
-        seed=0,
-        max_cases=1001,
-        note=note,
-    )
+    request = Request("memory", device, profile, seed=0, max_cases=1001)
+    campaign = Campaign(SPEC, request, outer, {}, note)
     while campaign.judging.tally.cases < 1000:
         campaign.run()
 

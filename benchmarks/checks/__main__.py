@@ -34,6 +34,7 @@ def main() -> None:
     from pytest_fusion.case.choosing import search
     from pytest_fusion.engine.campaign import Campaign
     from pytest_fusion.engine.profiles import profile
+    from pytest_fusion.engine.request import Request
 
     print(f"torch {torch.__version__}, device {device}, profile {given.profile}", flush=True)
     _whole(specs(), device, given.profile, given.cases)
@@ -42,16 +43,8 @@ def main() -> None:
         def outer() -> None: ...
 
         search.adopt(outer, outer)
-        campaign = Campaign(
-            spec,
-            device=torch.device(device),
-            profile=profile(given.profile),
-            outer=outer,
-            nodeid=f"checks::{name}",
-            extra={},
-            seed=0,
-            max_cases=given.cases,
-        )
+        request = Request(f"checks::{name}", device, profile(given.profile), seed=0, max_cases=given.cases)
+        campaign = Campaign(spec, request, outer, {})
         begun = time.perf_counter()
         tally = campaign.run()
         seconds = time.perf_counter() - begun

@@ -9,7 +9,7 @@ import torch
 
 from pytest_fusion.bench import counters, limits
 from pytest_fusion.bench.baseline.facts import RECOMPILES
-from pytest_fusion.bench.baseline.row import GoldenOutput, Row, stable
+from pytest_fusion.bench.baseline.row import GoldenOutput, Row
 from pytest_fusion.bench.bench_request import BenchRequest
 from pytest_fusion.bench.entries import Entry, entries, text_of
 from pytest_fusion.bench.limits import limited
@@ -80,12 +80,12 @@ def bench(
     found.resources += [(text, kernel) for text, one in figured for kernel in one.resources]
     again = session.again if on_gpu else recompilations_of(reports)
     swept = len(named) > 1 and (reports or (on_gpu and figured))
-    found.rows = rows_of(figured, by_entry, found, stable(nodeid), environment)
+    shared = common(nodeid, environment)
+    found.rows = rows_of(figured, by_entry, found, shared)
     if swept:
         facts = {RECOMPILES: sum(times for _, times in again)}
-        shared = common(stable(nodeid), environment)
         found.rows.append(Row(case=ALL, role="fused", facts=facts, reasons=dict(again), **shared))
-    found.rows += _golden_rows(session, found, stable(nodeid), environment)
+    found.rows += _golden_rows(session, found, shared)
     found.notes += [f"compiled again: {reason} ({times} x)" for reason, times in again]
     found.notes += dict.fromkeys(f"{report.target}: {report.problem}" for report in reports if report.problem)
     found.counters = counters.counted(request.counters, {text: one.counts for text, one in figured}, on_gpu=on_gpu)
@@ -113,7 +113,8 @@ def _session(
 
             programs, device = PROGRAMS, torch.device("cuda", torch.device(str(environment["device"])).index or 0)
             note = channel.note if channel is not None else lambda _: None
-            found = measure_all(spec, named, extra, device, environment, note) if named else Found(opened(device).facts)
+            here = opened(device, environment)
+            found = measure_all(spec, named, here, extra, note) if named else Found(here.facts)
         else:
             device, programs = CPU, Limits().programs
             found = Found({}, [(entry.text, _modelled(spec, entry, extra)) for entry in named])
@@ -139,11 +140,9 @@ def rows_of(
     figured: Sequence[tuple[str, Figures]],
     reports: Mapping[str, Sequence[Report]],
     found: Measured,
-    test: str,
-    environment: Mapping[str, Any],
+    shared: Mapping[str, Any],
 ) -> list[Row]:
     """The rows of each entry, fused and reference; the notes of ``found`` get the unknown facts."""
-    shared = common(test, environment)
     rows: list[Row] = []
     for text, one in figured:
         exact = {name: value for report in reports.get(text, ()) for name, value in report.figures.items()}
@@ -172,10 +171,10 @@ def rows_of(
     return rows
 
 
-def _golden_rows(session: Found, found: Measured, test: str, environment: Mapping[str, Any]) -> list[Row]:
+def _golden_rows(session: Found, found: Measured, shared: Mapping[str, Any]) -> list[Row]:
     found.notes += [f"{text}: not kept: {one}" for text, one in session.golden if isinstance(one, str)]
     return [
-        Row(case=text, role="fused", golden=one, **common(test, environment))
+        Row(case=text, role="fused", golden=one, **shared)
         for text, one in session.golden
         if not isinstance(one, str) and one
     ]

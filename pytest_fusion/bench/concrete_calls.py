@@ -12,11 +12,11 @@ import torch
 from pytest_fusion import interpreter
 from pytest_fusion.bench import counters
 from pytest_fusion.bench.baseline.latency_judge import Noise
-from pytest_fusion.bench.baseline.row import Latency, stable
+from pytest_fusion.bench.baseline.row import Latency
 from pytest_fusion.bench.bench_request import BenchRequest
 from pytest_fusion.bench.bench_run import rows_of
 from pytest_fusion.bench.latency import against_itself, compared, latency, replay_method, samples, timed
-from pytest_fusion.bench.measured import Figures, Measured, beside_baseline
+from pytest_fusion.bench.measured import Figures, Measured, beside_baseline, common
 from pytest_fusion.bench.on_device import opened
 from pytest_fusion.case.containers import leaves, map_tensors, tensors_of
 from pytest_fusion.interpreter.launch import Launch
@@ -90,7 +90,7 @@ def measure(pair: Pair, request: BenchRequest, *, nodeid: str, case: str, enviro
         figures = replace(figures, latency=timing, samples=raw)
     except _NoLatencyError as why:
         figures = replace(figures, untimed=str(why))
-    found.rows = rows_of([(case, figures)], {}, found, stable(nodeid), environment)
+    found.rows = rows_of([(case, figures)], {}, found, common(nodeid, environment))
     found.counters = counters.counted(request.counters, {case: ours.counts}, on_gpu=pair.device.type == "cuda")
     found.notes += counters.notes(found.counters)
     return beside_baseline(found, request, nodeid, environment, machine)

@@ -13,7 +13,7 @@ from pytest_fusion.bench.without_gpu import traffic_of_reference
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.checks.case_judge import judge_case
 from pytest_fusion.checks.context import Context
-from pytest_fusion.checks.rejections import NO_ROOM_TO_JUDGE, OUT_OF_MEMORY
+from pytest_fusion.checks.verdict import NO_ROOM_TO_JUDGE, OUT_OF_MEMORY
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import first_line, out_of_memory

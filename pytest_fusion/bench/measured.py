@@ -146,10 +146,10 @@ def _refused(resources: Sequence[tuple[str, Resources]], before: Iterable[Row]) 
     ]
 
 
-def common(test: str, environment: Mapping[str, Any]) -> dict[str, Any]:
+def common(nodeid: str, environment: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that all rows of a test share."""
     return {
-        "test": test,
+        "test": stable(nodeid),
         "device": device_class(environment),
         "environment": {name: str(environment[name]) for name in _VERSIONS if environment.get(name)},
         "made": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

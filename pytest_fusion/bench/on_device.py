@@ -85,64 +85,53 @@ _NO_ROOM = "the reference finds no memory at these sizes"
 
 @dataclass(slots=True)
 class Device:
-    """A GPU: its identity in baselines, cache in bytes, ceilings, and A/A noise."""
+    """A GPU: its identity in baselines, cache in bytes, ceilings and A/A noise; and what a session on it launched."""
 
     device: torch.device
     facts: dict[str, str]
     cache: int
     ceilings: Mapping[str, float] = field(default_factory=dict)
     noise: Noise | None = None
+    environment: Mapping[str, Any] = field(default_factory=dict)
+    launches: list[Specialisation] = field(default_factory=list)
 
 
 def measure_all(
-    spec: FusionSpec,
-    named_entries: Sequence[Entry],
-    extra: Mapping[str, Any],
-    device: torch.device,
-    environment: Mapping[str, Any],
-    note: Callable[[str], None],
+    spec: FusionSpec, named: Sequence[Entry], here: Device, extra: Mapping[str, Any], note: Callable[[str], None]
 ) -> Found:
-    """Measures every entry on ``device``, where this plugin times nothing else meanwhile; ``note`` gets the next."""
-    torch.cuda.set_device(device)
-    here = opened(device)
-    with alone(device):
-        here.ceilings = ceilings(device)
+    """Measures every entry on ``here``, where this plugin times nothing else meanwhile; ``note`` gets the next."""
+    torch.cuda.set_device(here.device)
+    with alone(here.device):
+        here.ceilings = ceilings(here.device)
     found = Found(here.facts)
-    launches: list[Specialisation] = []
-    for entry in named_entries:
+    for entry in named:
         note(entry.text)
         try:
-            gated = gate(spec, entry, extra, device)
+            gated = gate(spec, entry, extra, here.device)
             if gated.wrong:
                 found.wrong.append(f"{entry.text}: {gated.wrong}")
                 continue
-            figures = measure(spec, entry, extra, here, environment, launches, gated.notes)
-            found.entries.append((entry.text, figures))
+            found.entries.append((entry.text, measure(spec, entry, extra, here, gated.notes)))
         except NotMeasuredError as error:
             found.entries.append((entry.text, str(error)))
         torch.cuda.empty_cache()
-    found.noise, found.again = here.noise, recompilations(launches)
+    found.noise, found.again = here.noise, recompilations(here.launches)
     return found
 
 
-def opened(device: torch.device) -> Device:
+def opened(device: torch.device, environment: Mapping[str, Any] | None = None) -> Device:
     """The GPU as torch describes it."""
     about = torch.cuda.get_device_properties(device)
     facts = {"device_name": about.name, "capability": f"{about.major}.{about.minor}"}
     uuid = getattr(about, "uuid", None)
     if uuid is not None:
         facts["uuid"] = str(uuid)
-    return Device(device, facts, int(getattr(about, "L2_cache_size", 0)) or 64 << 20)
+    cache = int(getattr(about, "L2_cache_size", 0)) or 64 << 20
+    return Device(device, facts, cache, environment={**(environment or {}), **facts})
 
 
 def measure(
-    spec: FusionSpec,
-    entry: Entry,
-    extra: Mapping[str, Any],
-    here: Device,
-    environment: Mapping[str, Any],
-    launches: list[Specialisation],
-    notes: Sequence[str] = (),
+    spec: FusionSpec, entry: Entry, extra: Mapping[str, Any], here: Device, notes: Sequence[str] = ()
 ) -> Figures:
     """The figures of one judged entry, of the kernel alone if an unfused reference finds no memory (scores of
     attention). Raises ``NotMeasuredError`` if it cannot be made or called."""
@@ -155,7 +144,7 @@ def measure(
         with torch.no_grad():
             fused(**logical)
             resources: list[Resources] = []
-            with loaded(resources, launches):
+            with loaded(resources, here.launches):
                 outputs = fused(**logical)
         arguments = {**extra, **full_mask(spec, entry.case.sizes, outputs)}
         reference = partial(spec.reference, **takes(spec.reference, arguments))
@@ -169,9 +158,7 @@ def measure(
             fused_side = _side(spec, fused, logical, here)
             reference_side = _side(spec, reference, logical, here) if roomy else Side()
             both = ((fused, counts), (reference, reference_counts))
-            latency, samples, untimed = (
-                _timed(spec, both, logical, outputs, here, environment) if roomy else (None, {}, _NO_ROOM)
-            )
+            latency, samples, untimed = _timed(spec, both, logical, outputs, here) if roomy else (None, {}, _NO_ROOM)
     except Exception as error:
         raise NotMeasuredError(f"the call raises {brief(error)}") from error
     return Figures(
@@ -301,12 +288,7 @@ def without(whole: Counts, part: Counts) -> Counts | Uncounted:
 
 
 def _timed(
-    spec: FusionSpec,
-    both: tuple[_Call, _Call],
-    logical: Mapping[str, Any],
-    outputs: Any,
-    here: Device,
-    environment: Mapping[str, Any],
+    spec: FusionSpec, both: tuple[_Call, _Call], logical: Mapping[str, Any], outputs: Any, here: Device
 ) -> tuple[Latency | None, dict[str, tuple[float, ...]], str]:
     """The latency beside that of the reference; the first call in a session measures the A/A noise."""
     try:
@@ -322,6 +304,6 @@ def _timed(
             raise
         return None, {}, "there is no memory for copies of its inputs and outputs"
     method = timing.replay_method(candidate, control, cold=cold and also)
-    known = {**environment, **here.facts}
-    found = timing.latency(blocks, method, control=timing.digest(spec.reference), environment=known, machine=here.noise)
+    of, known = timing.digest(spec.reference), here.environment
+    found = timing.latency(blocks, method, control=of, environment=known, machine=here.noise)
     return found, timing.samples(blocks), ""

@@ -13,6 +13,7 @@ from pytest_fusion.case import blank, counter_random, patterns, recorded_values,
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.containers import map_tensors
 from pytest_fusion.case.layouts import geometry
+from pytest_fusion.case.regimes import Field
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.dims import Size, parse_expression
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -67,20 +68,13 @@ def chosen(profile: ValueProfile, regime: str) -> tuple[ValueProfile, str]:
     return profile, regime
 
 
-def _from_profile(
-    profile: ValueProfile,
-    regime: str,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    seed: int,
-    device: torch.device,
-    sizes: Mapping[str, Size],
-) -> torch.Tensor:
+def _from_profile(profile: ValueProfile, regime: str, field: Field, sizes: Mapping[str, Size]) -> torch.Tensor:
+    shape, dtype, seed, device = field
     params = {key: bound(value, sizes) for key, value in profile.params}
     empty = math.prod(shape) == 0
     match profile.kind:
         case "default" | "finite":
-            return _default(regime or "unit", shape, dtype, seed, device)
+            return _default(regime or "unit", field)
         case "normal":
             mean, reach = params["mean"], 5 * params["std"]
             v = counter_random.normal(shape, seed, device) * params["std"] + mean
@@ -127,9 +121,10 @@ def _narrow(v: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return v.clamp(low, min(info.max, high)).to(dtype)
 
 
-def _default(regime: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: torch.device) -> torch.Tensor:
+def _default(regime: str, field: Field) -> torch.Tensor:
+    shape, dtype, seed, device = field
     if dtype.is_floating_point:
-        return regimes.make(regime, shape, dtype, seed, device)
+        return regimes.make(regime, *field)
     if dtype.is_complex:
         return torch.complex(
             counter_random.normal(shape, seed, device), counter_random.normal(shape, seed + 1, device)
@@ -148,15 +143,7 @@ def _default(regime: str, shape: tuple[int, ...], dtype: torch.dtype, seed: int,
     return v.to(dtype)
 
 
-def _recorded(
-    spec: TensorSpec,
-    regime: str,
-    shape: tuple[int, ...],
-    dtype: torch.dtype,
-    seed: int,
-    device: torch.device,
-    sizes: Mapping[str, Size],
-) -> torch.Tensor | None:
+def _recorded(spec: TensorSpec, regime: str, field: Field, sizes: Mapping[str, Size]) -> torch.Tensor | None:
     """The elements of a recorded regime; ``None`` for any other, and where the spec's own values must do."""
     # A summary, or a part of a tensor, cannot satisfy a permutation or a user's function: those are replayed in full or
     # not at all. Other profiles bound the values.
@@ -166,10 +153,10 @@ def _recorded(
     profile = spec.values
     if profile is not None and not (isinstance(profile, ValueProfile) and profile.kind in RECORDED_AS):
         stored = isinstance(own, recorded_values.Stored)
-        return recorded_values.make(own, shape, dtype, seed, device, whole=True) if stored else None
-    found = recorded_values.make(own, shape, dtype, seed, device, bounds_of(profile, sizes))
+        return recorded_values.make(own, *field, whole=True) if stored else None
+    found = recorded_values.make(own, *field, bounds_of(profile, sizes))
     if found is None:
-        raise ImpossibleCase(f"{own} has no {shape}")
+        raise ImpossibleCase(f"{own} has no {field.shape}")
     return found
 
 
@@ -203,8 +190,8 @@ def make_tensor(name: str, spec: TensorSpec, case: Case, device: torch.device) -
     shape = shape_of(spec, case.sizes)
     plan = geometry(shape, entry.layout)
     made = tuple(min(size, 1) if axis in plan.expanded else size for axis, size in enumerate(shape))
-    seed = counter_random.mix(case.seed, name)
-    if (own := _recorded(spec, entry.regime, made, dtype, seed, device, case.sizes)) is not None:
+    field = Field(made, dtype, counter_random.mix(case.seed, name), device)
+    if (own := _recorded(spec, entry.regime, field, case.sizes)) is not None:
         v = own
     elif (function := function_of(spec, entry.regime)) is not None:
         v = _call(f"values= of input {name!r}", lambda: function(made, dtype, generator(case, name, device)))
@@ -213,9 +200,9 @@ def make_tensor(name: str, spec: TensorSpec, case: Case, device: torch.device) -
             raise SpecError(f"values= of input {name!r} must return a tensor of shape {made}, but returned {found}")
         v = v.detach().to(device=device, dtype=dtype)
     elif isinstance(spec.values, ValueProfile):
-        v = _from_profile(*chosen(spec.values, entry.regime), made, dtype, seed, device, case.sizes)
+        v = _from_profile(*chosen(spec.values, entry.regime), field, case.sizes)
     else:
-        v = _default(entry.regime, made, dtype, seed, device)
+        v = _default(entry.regime, field)
     return v.expand(shape).contiguous()
 
 

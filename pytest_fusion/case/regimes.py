@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from pytest_fusion.case import counter_random, patterns, recorded_values
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """What a regime is made from: a shape, the target dtype, a stream seed and a device."""
 
     shape: tuple[int, ...]
@@ -40,10 +39,6 @@ class Field:
         """The index of each element's row (last axis)."""
         width = self.shape[-1] if self.shape else 1
         return (torch.arange(math.prod(self.shape), device=self.device) // max(width, 1)).reshape(self.shape)
-
-
-def _scaled(scale: float) -> Callable[[Field], torch.Tensor]:
-    return lambda f: f.normal() * scale
 
 
 def _hundred(f: Field) -> torch.Tensor:
@@ -157,10 +152,6 @@ def _huge(f: Field) -> torch.Tensor:
     return torch.where(negative, -1.0, 1.0) * (f.uniform(1) * 0.4 + 0.5) * top
 
 
-def _subnormal(f: Field) -> torch.Tensor:
-    return f.normal() * float(f.info.smallest_normal) * 0.25
-
-
 def _special(*values: float) -> Callable[[Field], torch.Tensor]:
     """Ordinary values with special ones, by the seed in one of two patterns."""
     # In the first, last and last-but-one lane of three rows in four; or each once in the tensor, so that a value that a
@@ -229,8 +220,8 @@ _NAN = float("nan")
 # The simplest first: shrinking goes to the left; the second field marks special values.
 REGIMES: dict[str, tuple[Callable[[Field], torch.Tensor], bool]] = {
     "unit": (Field.normal, False),
-    "small": (_scaled(1e-3), False),
-    "large": (_scaled(30.0), False),
+    "small": (lambda f: f.normal() * 1e-3, False),
+    "large": (lambda f: f.normal() * 30.0, False),
     "hundred": (_hundred, False),
     "offset": (_offset, False),
     "negative": (_negative, False),
@@ -241,7 +232,7 @@ REGIMES: dict[str, tuple[Callable[[Field], torch.Tensor], bool]] = {
     "outlier": (_outlier, False),
     "wide": (_wide, False),
     "signed-zeros": (_signed_zeros, False),
-    "subnormal": (_subnormal, True),
+    "subnormal": (lambda f: f.normal() * float(f.info.smallest_normal) * 0.25, True),
     "huge": (_huge, True),
     "nan": (_special(_NAN), True),
     "inf": (_infinite, True),
@@ -249,20 +240,7 @@ REGIMES: dict[str, tuple[Callable[[Field], torch.Tensor], bool]] = {
 }
 
 # Those that the covering phase pairs with every size, layout and dtype; random search uses the others too.
-COVERED: tuple[str, ...] = (
-    "unit",
-    "small",
-    "hundred",
-    "offset",
-    "negative",
-    "zero-rows",
-    "cancelling",
-    "outlier",
-    "ties",
-    "huge",
-    "nan",
-    "inf",
-)
+COVERED = tuple("unit small hundred offset negative zero-rows cancelling outlier ties huge nan inf".split())
 
 
 def drawn(regime: str) -> str:

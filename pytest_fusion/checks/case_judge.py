@@ -25,9 +25,8 @@ from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.kernels import compiles, refused, tf32
 from pytest_fusion.checks.randomness.masks import LookFailed, drawn, seeded
 from pytest_fusion.checks.registry import checks
-from pytest_fusion.checks.rejections import DRY_RUN, IMPOSSIBLE, NO_ROOM_TO_JUDGE, TOO_EXPENSIVE
 from pytest_fusion.checks.trial import Trial
-from pytest_fusion.checks.verdict import Verdict, passed, unknown
+from pytest_fusion.checks.verdict import DRY_RUN, IMPOSSIBLE, NO_ROOM_TO_JUDGE, TOO_EXPENSIVE, Verdict, passed, unknown
 from pytest_fusion.interpreter.control import launch_replay
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.autotuned import launched

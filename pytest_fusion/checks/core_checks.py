@@ -6,9 +6,8 @@ from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.context import Context
 from pytest_fusion.checks.evidence import DamagedMemory, ProcessEnd, Rejections, WrongAccess
 from pytest_fusion.checks.kernels import compiles
-from pytest_fusion.checks.rejections import IMPOSSIBLE
 from pytest_fusion.checks.repeat import repetition
-from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.checks.verdict import IMPOSSIBLE, Verdict
 from pytest_fusion.spec.promises import Tolerance
 
 # Wrong accesses reported by the interpreter that are causes of their own; others are `out-of-bounds`.

@@ -28,9 +28,8 @@ from pytest_fusion.checks.gradients.backward import Attempt
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.checks.outputs import collect
 from pytest_fusion.checks.randomness.masks import LookFailed, drawn, seeded
-from pytest_fusion.checks.rejections import IMPOSSIBLE
 from pytest_fusion.checks.trial import Trial
-from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.checks.verdict import IMPOSSIBLE, Verdict
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.reference import ReferenceFailed, run_reference

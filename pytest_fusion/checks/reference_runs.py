@@ -43,7 +43,6 @@ class ReferenceRuns:
     def laid_lanes(self, name: str, count: int) -> OutputLanes | None:
         """Lanes from the reference on inputs in their layouts; ``None`` if contiguous, refused or read otherwise."""
         # ``F.linear`` rounds once more before it adds a strided bias, unless ``x`` is a matrix.
-        # ``F.linear`` rounds once more before it adds a strided bias, unless ``x`` is a matrix.
         if self._laid is None:
             self._laid = {}
             placed = place(self.logical, self.result.case, self.context.device, FILLS[0])
@@ -63,8 +62,8 @@ class ReferenceRuns:
 
             def once() -> list[torch.Tensor]:
                 context = self.context
-                read = reader(self.context.spec)
-                runs.append(run_reference(self.context.spec, self.logical, context.extra, read, lanes=0, seed=0))
+                read = reader(context.spec)
+                runs.append(run_reference(context.spec, self.logical, context.extra, read, lanes=0, seed=0))
                 return runs[-1].native
 
             with self.context.clock.phase("reference"):

@@ -9,6 +9,7 @@ from collections.abc import Collection, Mapping
 import torch
 
 from pytest_fusion.case.containers import has_no_equality
+from pytest_fusion.case.strided import expanded
 from pytest_fusion.checks.outputs import Outputs
 from pytest_fusion.checks.verdict import Verdict, failed, passed
 
@@ -45,14 +46,11 @@ def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(torch.isin(_addresses(a), _addresses(b)).any())
 
 
-def _laps(t: torch.Tensor) -> bool:
-    """Whether elements share memory with each other, by a stride of 0, the only layout with that."""
-    return any(stride == 0 and size > 1 for stride, size in zip(t.stride(), t.shape, strict=True))
-
-
 def _in_one_element(x: str, y: str, pairs: Collection[tuple[str, str]], inputs: Mapping[str, torch.Tensor]) -> bool:
     """Whether two outputs are views of an input whose elements share memory, where separate views may meet."""
-    return any((x, name) in pairs and (y, name) in pairs and _laps(t) for name, t in inputs.items())
+    # Strides of 0 are the only layout with that.
+    around = [t for name, t in inputs.items() if (x, name) in pairs and (y, name) in pairs]
+    return any(expanded(t.shape, t.stride()) for t in around)
 
 
 def sharing(outputs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]) -> set[tuple[str, str]]:

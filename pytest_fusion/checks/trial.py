@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -56,34 +56,32 @@ _CHANCES, _CHANCES_WHILE_SHRINKING = 8, 2
 _LATER = 3
 
 
+@dataclass(eq=False)
 class Trial:
     """One case's results and reference. ``alone`` judges another case without calling it twice.
 
     ``thorough``: one of the cases with more calls, the first few of a test and every tenth.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        result: CaseResult,
-        logical: Mapping[str, Any],
-        reference: ReferenceRun,
-        expected: Outputs,
-        alone: Callable[[Case], CaseResult],
-        draws: Draws | None = None,
-    ) -> None:
-        self.alone, self.thorough, self.draws = alone, False, draws
-        # Copies of the judged results before further calls; only in thorough cases.
-        self.judged: dict[str, torch.Tensor] = {}
-        self.context, self.result, self.logical = context, result, logical
-        self.reference, self.expected = reference, expected
-        self.spec = context.spec
-        self.order = list(expected.tensors)
+    context: Context
+    result: CaseResult
+    logical: Mapping[str, Any]
+    reference: ReferenceRun
+    expected: Outputs
+    alone: Callable[[Case], CaseResult]
+    draws: Draws | None = None
+    thorough: bool = field(default=False, init=False)
+    # Copies of the judged results before further calls; only in thorough cases.
+    judged: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
+    _excused: set[str] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.spec = self.context.spec
+        self.order = list(self.expected.tensors)
         self.sampled = self.set_apart()
         # Whether the reference may round to 16 bits on its way.
-        self.narrow = any(t.dtype in NARROW for t in tensors_of(logical).values())
-        self.runs = ReferenceRuns(context, result, logical, reference)
-        self._excused: set[str] | None = None
+        self.narrow = any(t.dtype in NARROW for t in tensors_of(self.logical).values())
+        self.runs = ReferenceRuns(self.context, self.result, self.logical, self.reference)
 
     def run(self, first: Outcome, placed: Placed, *, again: bool) -> None:
         self.thorough = again
@@ -344,10 +342,10 @@ class Trial:
                 few,
                 lambda: self.runs.fresh_lanes(name, many, "E"),
                 self.spec.tolerance,
-                (lambda: self.runs.fresh_lanes(name, FEW_LANES, "F")) if grade else None,
-                (lambda: self.runs.fresh_lanes(name, many, "F")) if self.narrow else None,
-                (lambda: self.runs.laid_lanes(name, many)) if laid and not coarse else None,
-                (lambda: self.runs.eager(name)) if laid and self.narrow else (lambda: None),
+                fine=(lambda: self.runs.fresh_lanes(name, FEW_LANES, "F")) if grade else None,
+                wide=(lambda: self.runs.fresh_lanes(name, many, "F")) if self.narrow else None,
+                laid=(lambda: self.runs.laid_lanes(name, many)) if laid and not coarse else None,
+                eager=(lambda: self.runs.eager(name)) if laid and self.narrow else (lambda: None),
             )
 
         return tf32.judged(self.context, native, judge)

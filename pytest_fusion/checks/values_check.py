@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 
@@ -26,23 +27,17 @@ def judge_one(
     few: OutputLanes | None,
     more: Callable[[], OutputLanes] | None,
     tolerance: str | Tolerance,
-    fine: Callable[[], OutputLanes] | None = None,
-    wide: Callable[[], OutputLanes] | None = None,
-    laid: Callable[[], OutputLanes | None] | None = None,
-    eager: Callable[[], torch.Tensor | None] = lambda: None,
-    size: float | None = None,
+    **further: Any,
 ) -> ValuesVerdict:
-    """Judge one output by the policy in force; ``fine`` gives the lanes that a grade needs, ``wide`` those of float32
-    where the reference computes in 16 bits, ``laid`` those of the reference on the inputs as they lie, ``eager`` what
-    it comes to op by op in 16 bits; ``size`` is that of a gradient's elements before anything cancels. Elements that
-    lost NaN or infinity are left out of the verdict, and named by it."""
+    """Judge one output by the policy in force; ``further`` is that of ``judge_output``. Elements that lost NaN or
+    infinity are left out of the verdict, and named by it."""
 
     def judged(got: torch.Tensor) -> ValuesVerdict:
         if isinstance(tolerance, Tolerance):
             return judge_plain(got, native, tolerance.rtol, tolerance.atol)
         assert few is not None
         assert more is not None
-        return judge_output(got, few, more, fine=fine, wide=wide, laid=laid, eager=eager, size=size)
+        return judge_output(got, few, more, **further)
 
     verdict = judged(candidate)
     if verdict.ok or verdict.statistic == "shape":

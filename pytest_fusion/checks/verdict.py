@@ -1,13 +1,42 @@
-"""The conclusion of a check, as plain data."""
+"""The conclusion of a check as plain data; the codes of hazards, and why a case was not judged."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
 from pytest_fusion.checks.evidence import Evidence, Facts
-from pytest_fusion.checks.hazards import HAZARDS
+
+# Why a case was not judged, as names in records and counts. Sizes that allow no tensors:
+IMPOSSIBLE: Final = "impossible"
+# The kernel needs something that the CPU lane does not model.
+NOT_MODELLED: Final = "not-modelled"
+# More programs, or longer calls of kernel or reference, than a case may cost.
+TOO_EXPENSIVE: Final = "too-expensive"
+# In the kernel.
+OUT_OF_MEMORY: Final = "out-of-memory"
+# For the inputs, the reference, or its float64 lanes (two dozen after a suspected failure).
+NO_ROOM_TO_JUDGE: Final = "no-room-to-judge"
+# Kernels were compiled and not run.
+DRY_RUN: Final = "dry run"
+
+# The meaning of each code as a clause after "hazard:", those about numbers first. Other codes are causes
+# (`diagnosis.causes`).
+HAZARDS: Mapping[str, str] = {
+    "nan-swallowed": "the reference is not finite where the kernel is",
+    "undefined-lanes": "the result depends on masked lanes of a load without other=, which Triton leaves undefined",
+    "upstream-overwritten": "backward writes into the upstream gradient",
+    "less-accurate": "less accurate than the reference, and within the fence of eager PyTorch in this dtype",
+    "tf32-products": "float32 factors of a product are rounded to TF32, tl.dot's default on a GPU",
+    "config-variant-bits": "the bits of the result depend on which autotune config wins",
+    "malformed-input": "a call that breaks the spec is neither refused nor right",
+    "second-backward": "a second backward through a retained graph gives something else",
+    "refuses": "the launcher refuses some cases",
+    "hidden-sync": "the kernel waits for the device",
+    "loose-tolerance": "the tolerance of the spec would also pass the next lower precision",
+    "second-derivative": "a derivative of the gradient is missing or wrong",
+}
 
 Status = Literal["pass", "fail", "hazard", "unknown"]
 
@@ -87,23 +116,11 @@ def failed(
     return Verdict(check, "fail", reason, evidence, statistical, identity or check, output, cause, because, inner)
 
 
-def hazard(
-    check: str,
-    code: str,
-    reason: str,
-    *,
-    identity: str = "",
-    statistical: bool = False,
-    output: str = "",
-    because: str = "",
-    evidence: Evidence | None = None,
-    **facts: Any,
-) -> Verdict:
-    """A hazard: ordinary callers get right results. ``facts`` are for the report, where there is no ``evidence``."""
+def hazard(check: str, code: str, reason: str, *, identity: str = "", output: str = "", **more: Any) -> Verdict:
+    """A hazard: ordinary callers get right results. ``more`` is that of :func:`failed`."""
     assert code in HAZARDS, code
-    identity = identity or f"{check}:{code}:{output}"
-    evidence = evidence or Facts(facts)
-    return Verdict(check, "hazard", reason, evidence, statistical, identity, output, because=because, code=code)
+    found = failed(check, reason, identity=identity or f"{check}:{code}:{output}", output=output, **more)
+    return replace(found, status="hazard", code=code)
 
 
 def unknown(check: str, reason: str, **facts: Any) -> Verdict:

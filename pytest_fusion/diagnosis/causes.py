@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pytest_fusion.checks import registry
-from pytest_fusion.checks.hazards import HAZARDS
-from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.checks.verdict import HAZARDS, Verdict
 
 CAUSES: dict[str, str] = {
     "crash": "the kernel killed its process, most often by an access far outside its memory",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 
 from pytest_fusion.case import layouts, regimes, sizes
 from pytest_fusion.case.case_model import Case, Config, Layout
@@ -29,6 +30,7 @@ _WORTH_A_TRADE = 4
 _SMALL = 16  # up to this product of all sizes a run costs next to nothing
 
 
+@dataclass(eq=False)
 class Shrinker:
     """Greedy passes over one case. ``fails`` runs a case and returns whether it shows the same bug.
 
@@ -37,26 +39,23 @@ class Shrinker:
     chance; where a size has as many seeds, another seed is another try. ``late`` says that there is no time for more.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        case: Case,
-        fails: Callable[[Case], bool],
-        *,
-        max_runs: int = MAX_RUNS,
-        by_values: bool = False,
-        seeds: int | None = None,
-        tries: int = 1,
-        late: Callable[[], bool] = lambda: False,
-    ) -> None:
-        self.plan, self.case, self._by_values, self._enough, self._tries = plan, case, by_values, seeds, tries
-        self.runs = 0
-        self._fails, self._max_runs, self._late = fails, max_runs, late
-        self._known: dict[str, bool] = {case.key(): True}
+    plan: Plan
+    case: Case
+    fails: Callable[[Case], bool]
+    _: KW_ONLY
+    max_runs: int = MAX_RUNS
+    by_values: bool = False
+    seeds: int | None = None
+    tries: int = 1
+    late: Callable[[], bool] = lambda: False
+    runs: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self._known = {self.case.key(): True}
 
     @property
     def _spent(self) -> bool:
-        return self.runs >= self._max_runs or self._late()
+        return self.runs >= self.max_runs or self.late()
 
     def run(self) -> Case:
         """The minimum found; the original if nothing simpler fails."""
@@ -92,7 +91,7 @@ class Shrinker:
             if self._spent:
                 return False
             self.runs += 1
-            self._known[key] = any(self._fails(candidate) for _ in range(tries or self._tries))
+            self._known[key] = any(self.fails(candidate) for _ in range(tries or self.tries))
         if self._known[key]:
             self.case = candidate
         return self._known[key]
@@ -216,7 +215,7 @@ class Shrinker:
         below = {name: self._to_boundary(name) for name in plain}
         for name in plain:
             self._between(name, below[name])
-        if self._by_values:
+        if self.by_values:
             self._trade(plain)
 
     def _shorten(self, name: str, axis: int) -> None:
@@ -278,11 +277,11 @@ class Shrinker:
             return False
         smaller = self.case.with_(sizes=fitted)
         seeds = list(self._size_seeds(fitted))
-        tries = 1 if len(seeds) >= self._tries else self._tries
+        tries = 1 if len(seeds) >= self.tries else self.tries
         return any(self._try(smaller.with_(seed=seed), tries=tries) for seed in seeds)
 
     def _size_seeds(self, fitted: Mapping[str, Size]) -> Iterable[int]:
-        if not self._by_values:
-            return dict.fromkeys((self.case.seed, *range((self._enough or 1) - 1)))
+        if not self.by_values:
+            return dict.fromkeys((self.case.seed, *range((self.seeds or 1) - 1)))
         work = math.prod(map(sizes.count, fitted.values()))
         return dict.fromkeys((self.case.seed, *range(_SIZE_SEEDS if work <= _SMALL else _SIZE_SEEDS_LONG)))

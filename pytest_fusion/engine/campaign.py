@@ -8,18 +8,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.checks import registry
 from pytest_fusion.checks.case_judge import judge_case
 from pytest_fusion.checks.configs import configs
 from pytest_fusion.checks.context import CaseResult
-from pytest_fusion.engine.cases import Budget, Cases, Chosen
+from pytest_fusion.engine.cases import Chosen
 from pytest_fusion.engine.judging import Judging, Note
 from pytest_fusion.engine.pace import longest
-from pytest_fusion.engine.profiles import Profile
+from pytest_fusion.engine.request import Request
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.clock import processor_s
@@ -32,31 +30,24 @@ _MOST = 8
 
 
 class Campaign:
-    """Runs the cases of one spec; ``first`` ends it at the first failure. ``known`` cases failed in earlier runs."""
+    """Runs the cases of one spec as ``request`` wants them. ``known`` cases failed in earlier runs."""
 
     def __init__(
         self,
         spec: FusionSpec,
-        *,
-        device: torch.device,
-        profile: Profile,
+        request: Request,
         outer: Any,
-        nodeid: str,
         extra: Mapping[str, Any],
-        seed: int | None = None,
-        max_cases: int | None = None,
         note: Note = lambda _: None,
+        *,
         dry: bool = False,
         drawn: int | None = None,
-        first: bool = False,
         known: Sequence[Case] = (),
     ) -> None:
-        self.spec, self.profile, self.outer, self.nodeid = spec, profile, outer, nodeid
-        self.seed = seed_of(outer, seed)
-        self.budget = budget_of(outer, max_cases, profile.budget_on(device.type))
-        self.judging = Judging(spec, device, profile, extra, budget=self.budget, note=note, dry=dry)
-        self.cases = Cases(spec, profile, device, self.budget, nodeid=nodeid, seed=self.seed)
-        self.first, self.known = first, known
+        self.spec, self.profile, self.outer, self.nodeid = spec, request.profile, outer, request.nodeid
+        self.judging = Judging(spec, request, outer, extra, note, dry=dry)
+        self.cases, self.budget = self.judging.cases, self.judging.budget
+        self.first, self.known = request.first, known
         # In seconds of the processor: when it began, when the first failure was found, when the search for more ends.
         self._begun, self._found_at, self._until = processor_s(), math.inf, math.inf
         # The most ordinary case that passed: checks that wait for the end run on it.
@@ -118,13 +109,13 @@ class Campaign:
         for _ in range(_MOST):
             ended, known = result.failure, judging.context.focus.known
             if result.rejected is None:
-                judging.find(self.cases, self.outer, result, shrink=False, explained=explained)
+                judging.find(result, shrink=False, explained=explained)
             if ended is None or self.first or not explained or judging.context.focus.known == known:
                 break
             result = judge_case(judging.context, case, again=True)
         for other in configs.every(judging.context, case) if every_config and not judging.failing else ():
             result = judging.judge(other, again=False)
-            judging.find(self.cases, self.outer, result, shrink=False, explained=explained)
+            judging.find(result, shrink=False, explained=explained)
         return self._conclude(whole=False)
 
     def compile_share(self, worker: int, workers: int) -> None:
@@ -141,7 +132,7 @@ class Campaign:
         self._search(lambda: next(counted) % workers == worker)
 
     def _conclude(self, *, whole: bool = True) -> Tally:
-        tally = self.judging.conclude(self.cases, whole=whole)
+        tally = self.judging.conclude(whole=whole)
         if self._until < math.inf:
             tally.more_s = processor_s() - self._found_at
         return tally
@@ -153,7 +144,7 @@ class Campaign:
             self._run(one)
 
     def _run(self, chosen: Chosen, *, again: bool | None = None) -> CaseResult | None:
-        result = self.judging.run(chosen, self.cases, again=again)
+        result = self.judging.run(chosen, again=again)
         if result is None or result.rejected is not None:
             return result
         if result.findings:
@@ -165,7 +156,7 @@ class Campaign:
     def _find(self, result: CaseResult) -> None:
         """Enter what a case shows; the first that fails the test sets the time of the search for others."""
         failing, begun = self.judging.failing, processor_s()
-        self.judging.find(self.cases, self.outer, result)
+        self.judging.find(result)
         now = processor_s()
         self.budget.begun += now - begun
         if self.judging.failing and not failing:
@@ -203,7 +194,7 @@ class Campaign:
             run,
             outer=self.outer,
             cases=0 if self.budget.over else int(min(self.profile.search, self.budget.left)),
-            seed=self._drawn if self.seed is None else self.cases.base >> 1,
+            seed=self._drawn if self.cases.seed is None else self.cases.base >> 1,
             database_key=self.nodeid,
             save=not self.judging.dry,
         )
@@ -213,15 +204,3 @@ def _rank(case: Case) -> tuple[bool, bool, int]:
     """How much a case shows: sizes above 1, ordinary values, and how few inputs are absent."""
     sizes = [n for size in case.sizes.values() for n in (size if isinstance(size, tuple) else (size,))]
     return min(sizes, default=0) > 1, all(tensor.ordinary for tensor in case.tensors.values()), -len(case.absent)
-
-
-def seed_of(outer: Any, seed: int | None) -> int | None:
-    """The seed of a test: the given one, else that of ``@seed`` on ``outer``."""
-    forced = searching.forced_seed(outer)
-    return seed if seed is not None else forced if isinstance(forced, int) else None
-
-
-def budget_of(outer: Any, max_cases: int | None, seconds: float) -> Budget:
-    """How many cases a test may run: ``max_cases``, else ``max_examples`` of its ``@settings``; and ``seconds``."""
-    limit = max_cases if max_cases is not None else searching.max_examples(outer)
-    return Budget(math.inf if limit is None else limit, seconds)

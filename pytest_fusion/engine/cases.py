@@ -24,9 +24,10 @@ from pytest_fusion.case.sizes import LONG
 from pytest_fusion.case.stated import stated_case
 from pytest_fusion.checks.configs import configs
 from pytest_fusion.checks.context import CaseResult
-from pytest_fusion.checks.rejections import IMPOSSIBLE, TOO_EXPENSIVE
+from pytest_fusion.checks.verdict import IMPOSSIBLE, TOO_EXPENSIVE
 from pytest_fusion.engine.pace import REFERENCE, Pace, longest
 from pytest_fusion.engine.profiles import Profile
+from pytest_fusion.engine.request import Request
 from pytest_fusion.interpreter.launch import Launch, likely_blocks
 from pytest_fusion.run.clock import Clock, processor_s
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -85,14 +86,21 @@ class Chosen:
 
 
 class Cases:
-    """The cases of one test. ``pairs`` counts pairs of levels that were judged; ``blocks`` are likely block sizes."""
+    """The cases of one test, in a ``share`` of its seconds.
 
-    def __init__(
-        self, spec: FusionSpec, profile: Profile, device: torch.device, budget: Budget, *, nodeid: str, seed: int | None
-    ) -> None:
-        self.spec, self.profile, self.budget = spec, profile, budget
+    ``pairs`` counts pairs of levels that were judged; ``blocks`` are likely block sizes; ``seed`` is the request's, or
+    that of ``@seed`` on ``outer``, the test function.
+    """
+
+    def __init__(self, spec: FusionSpec, request: Request, outer: Any, share: float = 1.0) -> None:
+        device, profile = torch.device(request.device), request.profile
+        self.spec, self.profile = spec, profile
+        limit = request.max_cases if request.max_cases is not None else searching.max_examples(outer)
+        self.budget = Budget(math.inf if limit is None else limit, profile.budget_on(device.type) * share)
+        forced = searching.forced_seed(outer)
+        self.seed = request.seed if request.seed is not None else forced if isinstance(forced, int) else None
         self.limits = limits_of(profile, device)
-        self.base = counter_random.mix("campaign", nodeid, seed or 0)
+        self.base = counter_random.mix("campaign", request.nodeid, self.seed or 0)
         self._pools = searching.pools(spec, self.base)
         self.blocks: list[int] = []
         self._configs: dict[str, int] = {}

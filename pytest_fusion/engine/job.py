@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-import torch
-
 from pytest_fusion import interpreter
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.describe import one_line
@@ -59,20 +57,16 @@ class Job:
         return replace(self, request=replace(self.request, isolate="on"), only=case, explained=explained)
 
     def campaign(self, note: Note, *, dry: bool = False) -> Campaign:
+        known = [case for case in self.known if not any(case == pin.case for pin in self.request.pinned)]
         return Campaign(
             self.spec,
-            device=torch.device(self.request.device),
-            profile=self.request.profile,
+            self.request,
             outer=self.outer,
-            nodeid=self.request.nodeid,
             extra=self.extra,
-            seed=self.request.seed,
-            max_cases=self.request.max_cases,
             note=note,
             dry=dry,
             drawn=self.drawn,
-            first=self.request.first,
-            known=[case for case in self.known if not any(case == pin.case for pin in self.request.pinned)],
+            known=known,
         )
 
     def here(self, note: Note) -> Tally:

@@ -14,15 +14,14 @@ from pytest_fusion.checks import deterministic, multiprocessors, registry
 from pytest_fusion.checks.case_judge import dry_run, judge_case
 from pytest_fusion.checks.configs import configs
 from pytest_fusion.checks.context import CaseResult, Context, Progress
-from pytest_fusion.checks.hazards import HAZARDS
-from pytest_fusion.checks.rejections import NOT_MODELLED
-from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.checks.verdict import HAZARDS, NOT_MODELLED, Verdict
 from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.engine import unjudged
-from pytest_fusion.engine.cases import Budget, Cases, Chosen
+from pytest_fusion.engine.cases import Cases, Chosen
 from pytest_fusion.engine.minimum import Minimum
 from pytest_fusion.engine.pace import REFERENCE, SHARES
 from pytest_fusion.engine.profiles import Profile
+from pytest_fusion.engine.request import Request
 from pytest_fusion.engine.tally import Failure, Tally
 from pytest_fusion.interpreter.bridge import lane_state
 from pytest_fusion.interpreter.bridge.named_device import standing_in
@@ -50,15 +49,18 @@ class Judging:
     def __init__(
         self,
         spec: FusionSpec,
-        device: torch.device,
-        profile: Profile,
+        request: Request,
+        outer: Any,
         extra: Mapping[str, Any],
-        *,
-        budget: Budget,
         note: Note,
+        *,
+        share: float = 1.0,
         dry: bool = False,
     ) -> None:
-        self.spec, self.profile, self.budget, self.dry = spec, profile, budget, dry
+        device, profile = torch.device(request.device), request.profile
+        self.spec, self.profile, self.outer, self.dry = spec, profile, outer, dry
+        self.cases = Cases(spec, request, outer, share)
+        self.budget = self.cases.budget
         self._note, self._last = note, dict[str, Any]()
         self.context = Context(
             spec,
@@ -78,7 +80,7 @@ class Judging:
         # Findings, each on its smallest case, in the order of discovery.
         self.found: list[Failure] = []
         # Seconds of the processor that are left to shrink and explain.
-        self._left_s = _TIMES * budget.seconds
+        self._left_s = _TIMES * self.budget.seconds
         # Failures by identity, met only in cases that an earlier failure had spoiled.
         self._behind: dict[str, Verdict] = {}
 
@@ -103,8 +105,8 @@ class Judging:
         """Whether the costlier checks run on the next case."""
         return self.tally.judged < _AGAIN_FIRST or self.tally.judged % _AGAIN_EVERY == 0
 
-    def run(self, chosen: Chosen, cases: Cases, *, again: bool | None = None) -> CaseResult | None:
-        """Judge a chosen case and report it to ``cases``; ``None`` where there is no case to judge."""
+    def run(self, chosen: Chosen, *, again: bool | None = None) -> CaseResult | None:
+        """Judge a chosen case and report it to the ``cases``; ``None`` where there is no case to judge."""
         if chosen.case is None:
             self.reject(*chosen.refused)
             return None
@@ -112,11 +114,11 @@ class Judging:
         clock.forget()
         case = multiprocessors.with_few(chosen.case)
         if chosen.choice is not None:
-            case = configs.assigned(self.context, case, cases.plan.factors)
+            case = configs.assigned(self.context, case, self.cases.plan.factors)
         result = self.judge(case, again=again)
         if result.rejected is None and chosen.choice is not None:
-            cases.judged(chosen.choice)
-        cases.ran(chosen, result, clock)
+            self.cases.judged(chosen.choice)
+        self.cases.ran(chosen, result, clock)
         return result
 
     def judge(self, case: Case, *, again: bool | None) -> CaseResult:
@@ -148,9 +150,7 @@ class Judging:
         self.context.progress.refusals.setdefault(kind, reason)
         self.tally.reject(kind)
 
-    def find(
-        self, cases: Cases, outer: Any, result: CaseResult, *, shrink: bool = True, explained: bool = True
-    ) -> None:
+    def find(self, result: CaseResult, *, shrink: bool = True, explained: bool = True) -> None:
         """Enter the new findings of a case, each on its smallest case; ``explained`` adds the cause."""
         # Where a known failure has spoiled the result, a verdict without a cause may only follow from it and does not
         # count.
@@ -163,7 +163,7 @@ class Judging:
                 failure = Failure(verdict, result.case, describe(self.spec, result.case))
             else:
                 begun = processor_s()
-                failure = self.minimum(cases, outer, result, verdict, shrink=shrink)
+                failure = self.minimum(result, verdict, shrink=shrink)
                 self._left_s -= processor_s() - begun
             self._behind.pop(verdict.identity, None)
             if not self._same(failure):
@@ -189,9 +189,9 @@ class Judging:
         """Whether something was found that fails the test."""
         return any(map(self.fails, self.found))
 
-    def conclude(self, cases: Cases, *, whole: bool = True) -> Tally:
+    def conclude(self, *, whole: bool = True) -> Tally:
         """The tally of all cases; not ``whole``: one case was replayed, so there is no conclusion on the test."""
-        tally, failing = self.tally, self.failing
+        tally, cases, failing = self.tally, self.cases, self.failing
         tally.blocks = list(cases.blocks)
         tally.coverage = cases.pairs.as_json()
         tally.notes = self._notes()
@@ -220,9 +220,10 @@ class Judging:
         tally.phases = {name: round(seconds, 4) for name, seconds in self.context.clock.seconds.items()}
         return tally
 
-    def minimum(self, cases: Cases, outer: Any, found: CaseResult, verdict: Verdict, *, shrink: bool) -> Failure:
+    def minimum(self, found: CaseResult, verdict: Verdict, *, shrink: bool) -> Failure:
         """The finding ``verdict`` of ``found`` on the smallest case."""
-        minimum = Minimum(self.context, cases.plan, outer, cases.blocks, self.tally.cases, self.note, self._left_s)
+        plan, blocks = self.cases.plan, self.cases.blocks
+        minimum = Minimum(self.context, plan, self.outer, blocks, self.tally.cases, self.note, self._left_s)
         return minimum.of(found, verdict, shrink=shrink)
 
     def _notes(self) -> list[str]:

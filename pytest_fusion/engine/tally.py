@@ -81,7 +81,7 @@ class Tally:
         return [*([self.failure] if self.failure is not None else []), *self.others]
 
     def reject(self, kind: str) -> None:
-        """One more rejection, one of ``checks.rejections`` or the name of what was raised."""
+        """One more rejection, one of those in ``checks.verdict`` or the name of what was raised."""
         self.rejected[kind] = self.rejected.get(kind, 0) + 1
 
     def judge(self, spec: FusionSpec, case: Case, verdicts: Iterable[Verdict]) -> None:

@@ -135,9 +135,10 @@ def _show(record: TestRecord, given: argparse.Namespace) -> None:
 
             write_json(given.json, [record], environment)
         if given.html is not None:
-            from pytest_fusion.report.html.page import write_html
+            from pytest_fusion.report.html.page import render
+            from pytest_fusion.report.report_paths import replace_text
 
-            write_html(given.html.absolute(), [record], environment, title="pytest-fusion canary")
+            replace_text(given.html.absolute(), render([record], environment, title="pytest-fusion canary"))
     except FusionError as error:
         sys.stderr.write(f"pytest-fusion: {error}\n")
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,6 +23,15 @@ from pytest_fusion.run import device_choice
 __all__ = ["fusion", "fusion_bench", "fusion_device"]
 
 
+@contextmanager
+def _errors_of_use() -> Iterator[None]:
+    """Lets pytest print the message of a ``FusionError`` alone."""
+    try:
+        yield
+    except FusionError as error:
+        raise pytest.UsageError(str(error)) from None
+
+
 def pytest_addhooks(pluginmanager: pytest.PytestPluginManager) -> None:
     pluginmanager.add_hookspecs(hookspec)
 
@@ -34,11 +44,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Before any conftest imports Triton: its interpreter cannot be switched on afterwards."""
     wanted = _wanted_device(early_config, early_config.known_args_namespace)
-    try:
+    with _errors_of_use():
         device_choice.take_own(wanted, os.environ.get("PYTEST_XDIST_WORKER", ""))
         device_choice.prepare(device_choice.choose(wanted))
-    except FusionError as error:
-        raise pytest.UsageError(str(error)) from None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -56,7 +64,7 @@ def _wanted_device(config: pytest.Config, given: object) -> str:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    try:
+    with _errors_of_use():
         options = resolve(config)
         config.stash[keys.device] = device_choice.choose(options.device)
         if not keys.is_worker(config):
@@ -69,8 +77,6 @@ def pytest_configure(config: pytest.Config) -> None:
             from pytest_fusion.plugin.incumbent_option import rival
 
             config.stash[keys.rival] = rival(config, options, config.stash[keys.device])
-    except FusionError as error:
-        raise pytest.UsageError(str(error)) from None
     device_choice.prepare(config.stash[keys.device])
     if options.executor == "serial":
         os.environ["PYTEST_FUSION_EXECUTOR"] = "serial"
@@ -87,10 +93,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
     """Installs additions of plugins before a test module states a spec."""
-    try:
+    with _errors_of_use():
         hookspec.install(session.config)
-    except FusionError as error:
-        raise pytest.UsageError(str(error)) from None
 
 
 class _Collector:
@@ -131,10 +135,8 @@ def _find_pins(config: pytest.Config, tests: list[pytest.Item]) -> None:
         return
     from pytest_fusion.plugin.pinned import find, orphans
 
-    try:
+    with _errors_of_use():
         pins = config.stash[keys.pins] = find([item.path.parent for item in tests], config.rootpath)
-    except FusionError as error:
-        raise pytest.UsageError(str(error)) from None
     if any("::" in argument for argument in config.args):
         return  # only parts of files are requested, so missing tests may exist
     config.stash[keys.orphans] += orphans(pins, tests, config)
@@ -204,10 +206,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from pytest_fusion.diagnosis.repro.replay_file import read
     from pytest_fusion.plugin.pinned import tests_of
 
-    try:
+    with _errors_of_use():
         replay = config.stash[keys.replay] = read(path)
-    except FusionError as error:
-        raise pytest.UsageError(str(error)) from None
     chosen = tests_of(replay, items)
     if not chosen:
         raise pytest.UsageError(

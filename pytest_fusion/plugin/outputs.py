@@ -42,9 +42,11 @@ def write(config: pytest.Config) -> None:
 
         write_json(options.json, records, environment)
     if options.report is not None:
-        from pytest_fusion.report.html.page import write_html
+        from pytest_fusion.report.html.page import render
+        from pytest_fusion.report.report_paths import replace_text
 
-        write_html(options.report, records, environment, finished=time.strftime("%Y-%m-%d %H:%M:%S"))
+        page = render(records, environment, finished=time.strftime("%Y-%m-%d %H:%M:%S"))
+        replace_text(options.report, page)
     if summary and records:
         from pytest_fusion.report.ci.github import append_summary
 

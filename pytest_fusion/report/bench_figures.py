@@ -96,15 +96,8 @@ class Figures:
 
     @property
     def bound(self) -> Bound | None:
-        return bound(
-            bytes_moved=self.moved,
-            flops=self.flops,
-            copy_bytes_per_s=self.measure("copy_bytes_per_s"),
-            matmul_flops_per_s=self.measure("matmul_flops_per_s"),
-            host_s=self.measure("host_s"),
-            span_s=self.measure("span_s"),
-            busy_s=self.measure("busy_s"),
-        )
+        rates = [self.measure(name) for name in ("copy_bytes_per_s", "matmul_flops_per_s")]
+        return bound(self.moved, self.flops, rates, [self.measure(name) for name in ("host_s", "span_s", "busy_s")])
 
     def fact(self, name: str) -> int | None:
         return _fact(self.row, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from pytest_fusion.checks.hazards import HAZARDS
+from pytest_fusion.checks.verdict import HAZARDS
 from pytest_fusion.diagnosis.repro.replay_file import names_elsewhere
 from pytest_fusion.report import phrases
 from pytest_fusion.report.record import TestRecord

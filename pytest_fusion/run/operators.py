@@ -1,8 +1,10 @@
-"""The custom operators that a call uses, their results, and the launches outside of them."""
+"""The custom operators that a call uses, their results, what opcheck finds, and the launches outside of them."""
 
 from __future__ import annotations
 
+import functools
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,10 +14,13 @@ import torch
 
 from pytest_fusion import interpreter
 from pytest_fusion.case.containers import leaves, map_tensors, tensors_of
+from pytest_fusion.case.strided import expanded
 from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES
 from pytest_fusion.interpreter.bridge.dispatch import OperatorMode
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run.compiled import observe_compiled
+from pytest_fusion.run.unguarded import bare
+from pytest_fusion.spec.wording import brief, first_line
 
 # Namespaces of torch's own operators, which are not under test.
 _TORCH: Final = TORCH_NAMESPACES | frozenset(
@@ -78,10 +83,7 @@ class OperatorCall:
         """Restore the arguments' values: a second call that writes the same again changes nothing."""
         with torch.no_grad():
             for argument, value in zip(tensors_of((self.args, self.kwargs)), self.before, strict=True):
-                repeats = any(
-                    stride == 0 and size > 1 for stride, size in zip(argument.stride(), argument.shape, strict=True)
-                )
-                if not repeats and argument.untyped_storage().nbytes():
+                if not expanded(argument.shape, argument.stride()) and argument.untyped_storage().nbytes():
                     argument.copy_(value)
 
     def fake(self) -> list[Made]:
@@ -138,3 +140,50 @@ def logged() -> Iterator[Log]:
     log = Log()
     with _Mode(log), interpreter.observe(log.note), observe_compiled(log.note):
         yield log
+
+
+TESTS = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
+def opcheck(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
+    """The tests that the operator fails and those that opcheck cannot run, each with the first line of the reason.
+
+    opcheck copies and compares arguments with operators that lack some dtypes (float8 has no arithmetic) and fails on
+    some empty tensors (strides (57, 19, 1) of shape (0, 0, 16)). An operator that does almost nothing shows these.
+    """
+    failed: dict[str, str] = {}
+    left: list[str] = []
+    for test, reason in _failures(operator, args, kwargs, TESTS).items():
+        tensors = tensors_of((args, kwargs))
+        bare_of = next((t for t in tensors if _failures(_nothing(), (t.detach(),), {}, (test,)).get(test)), None)
+        if bare_of is None:
+            failed[test] = reason
+        else:
+            form = f"{str(bare_of.dtype).removeprefix('torch.')} {list(bare_of.shape)}"
+            left.append(f"torch.library.opcheck cannot try a tensor {form} ({test}: {reason})")
+    return failed, left
+
+
+def _failures(
+    operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], tests: tuple[str, ...]
+) -> dict[str, str]:
+    with bare(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        results = torch.library.opcheck(operator, args, dict(kwargs), test_utils=tests, raise_exception=False)
+    return {
+        test: brief(result)[:300] if isinstance(result, BaseException) else first_line(result)
+        for test, result in results.items()
+        if result != "SUCCESS"
+    }
+
+
+@functools.cache
+def _nothing() -> Any:
+    """A correct operator that returns zeros of its argument's shape."""
+
+    def zeros(x: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(x.shape, dtype=x.dtype, device=x.device)
+
+    operator = torch.library.custom_op("pytest_fusion::zeros_of", zeros, mutates_args=())
+    operator.register_fake(zeros)
+    return operator

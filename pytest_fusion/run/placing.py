@@ -11,6 +11,7 @@ import torch
 from pytest_fusion.case.case_model import Case, Layout
 from pytest_fusion.case.containers import map_named
 from pytest_fusion.case.layouts import Geometry, geometry
+from pytest_fusion.case.strided import expanded
 from pytest_fusion.run.memory.arena import Arena
 from pytest_fusion.run.memory.region import distinct
 
@@ -31,10 +32,8 @@ class Placed:
 
 def write(target: torch.Tensor, values: torch.Tensor) -> None:
     """Store logical values; an expanded axis holds one slice."""
-    for axis, stride in enumerate(target.stride()):
-        if stride == 0 and target.shape[axis] > 1:
-            target = target.narrow(axis, 0, 1)
-            values = values.narrow(axis, 0, 1)
+    for axis in expanded(target.shape, target.stride()):
+        target, values = target.narrow(axis, 0, 1), values.narrow(axis, 0, 1)
     target.copy_(values)
 
 
@@ -61,8 +60,7 @@ def own_geometry(values: torch.Tensor) -> Geometry:
     offset = min(offset, _ALIGNMENT + offset % _ALIGNMENT)
     reach = sum((size - 1) * stride for size, stride in zip(values.shape, strides, strict=True))
     storage = offset + (reach + 1 if values.numel() else 0)
-    expanded = tuple(axis for axis, stride in enumerate(strides) if stride == 0 and values.shape[axis] > 1)
-    return Geometry(tuple(values.shape), strides, offset, storage, expanded)
+    return Geometry(tuple(values.shape), strides, offset, storage, expanded(values.shape, strides))
 
 
 def place(
@@ -79,14 +77,7 @@ def place(
     def put(name: str, values: torch.Tensor) -> torch.Tensor:
         own = case.tensors.get(name)
         plan = geometry(tuple(values.shape), own.layout) if own and own.layout is not None else own_geometry(values)
-        target = arena.tensor(
-            name,
-            shape=plan.shape,
-            strides=plan.strides,
-            offset=plan.offset,
-            dtype=values.dtype,
-            storage_elements=plan.storage,
-        )
+        target = arena.tensor(name, plan, values.dtype)
         write(target, values)
         placed.tensors[name] = target
         return target

@@ -128,7 +128,6 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen["counts"].append(counts)
         return Ticks(1e-6 if call.func is torch.relu else 4e-6), True
 
-    monkeypatch.setattr(on_device, "opened", lambda device: on_device.Device(device, {"device_name": "made up"}, 1))
     monkeypatch.setattr(on_device, "ceilings", lambda _: {"copy_bytes_per_s": 2e12, "matmul_flops_per_s": 5e14})
     monkeypatch.setattr(on_device, "synchronize", lambda _: None)
     monkeypatch.setattr(on_device, "activities", lambda *_: [Activity("k", "kernel", 0.0, 1e-6)])
@@ -139,6 +138,11 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda *_: 512)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 2048)
     return seen
+
+
+def made_up_device() -> on_device.Device:
+    facts = {"device_name": "made up"}
+    return on_device.Device(torch.device("cpu"), facts, 1, environment={**GPU, **facts})
 
 
 def relu_reference(input: torch.Tensor) -> torch.Tensor:
@@ -154,7 +158,7 @@ def session(fused: Any, notes: list[str]) -> Found:
         grad=True,
         bench=[{"n": 100, "dtype": torch.float32}, {"n": 300, "dtype": torch.float32}],
     )
-    return on_device.measure_all(spec, entries(spec), {}, torch.device("cpu"), GPU, notes.append)
+    return on_device.measure_all(spec, entries(spec), made_up_device(), {}, notes.append)
 
 
 def test_a_session_measures_every_entry(made_up: dict[str, Any]) -> None:
@@ -238,7 +242,7 @@ def test_a_reference_without_memory_costs_its_own_figures(
         grad=True,
         bench=[{"n": 300, "dtype": torch.float32}],
     )
-    ((_, one),) = on_device.measure_all(spec, entries(spec), {}, torch.device("cpu"), GPU, lambda _: None).entries
+    ((_, one),) = on_device.measure_all(spec, entries(spec), made_up_device(), {}, lambda _: None).entries
     assert isinstance(one, Figures)
     assert isinstance(one.counts, Counts)
     assert isinstance(one.fused_side.backward, Counts)

@@ -394,7 +394,7 @@ def test_what_is_old_is_forgotten(tmp_path: Path) -> None:
     recorder = made(tmp_path, tensors=True, keep_days=2.0)
     now = [1e9]
     with recorder._tending:
-        recorder._clock = recorder._log._clock = lambda: now[0]
+        recorder._clock = recorder._log.clock = lambda: now[0]
         recorder._checked_age, recorder._oldest = 0.0, now[0]
     recorder(torch.ones(8, 8))
     recorder.flush()

@@ -66,18 +66,8 @@ def campaign(
         inputs=inputs or {"x": tensor("rows hidden")},
         **keywords,
     )
-    return Campaign(
-        spec,
-        device=torch.device("cpu"),
-        profile=profile,
-        outer=outer,
-        nodeid="test",
-        extra={},
-        seed=seed,
-        max_cases=cases,
-        drawn=drawn,
-        dry=dry,
-    )
+    request = Request("test", profile=profile, seed=seed, max_cases=cases)
+    return Campaign(spec, request, outer, {}, drawn=drawn, dry=dry)
 
 
 def seen_by(*decorators: Any, **keywords: Any) -> tuple[list[tuple[tuple[int, ...], torch.dtype]], Tally]:

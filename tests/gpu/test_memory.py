@@ -17,6 +17,7 @@ pytestmark = pytest.mark.gpu
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
 
+from pytest_fusion.case.layouts import Geometry  # noqa: E402
 from pytest_fusion.run.memory import FILLS, Arena, Change, Damage, Watch  # noqa: E402 - after the skip
 from pytest_fusion.run.memory.backing import DEVICE_GUARD_BYTES  # noqa: E402
 
@@ -53,7 +54,7 @@ def device() -> torch.device:
 
 def make(arena: Arena, layout: str, dtype: torch.dtype = torch.float32, name: str = "x") -> torch.Tensor:
     shape, strides, offset, storage = LAYOUTS[layout]
-    return arena.tensor(name, shape=shape, strides=strides, offset=offset, dtype=dtype, storage_elements=storage)
+    return arena.tensor(name, Geometry(shape, strides, offset, storage), dtype)
 
 
 def whole(x: torch.Tensor) -> torch.Tensor:
@@ -149,7 +150,7 @@ def test_clean_check_waits_once() -> None:
 def test_copy_without_a_mask(fill: str, masked: bool) -> None:
     """A copy kernel without its tail mask is found out under either fill, although what it writes is itself a guard."""
     arena = Arena(device(), fill)
-    x = arena.tensor("x", shape=(100,), strides=(1,), offset=0, dtype=torch.bfloat16, storage_elements=100)
+    x = arena.tensor("x", Geometry((100,), (1,), 0, 100), torch.bfloat16)
     x.normal_()
     arena.snapshot()
     with Watch(device(), fill) as watch:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 
 pytestmark = pytest.mark.gpu
 
@@ -18,23 +17,15 @@ def test_what_is_compiled_ahead_includes_the_backward_pass() -> None:
     from pytest_fusion.case.choosing import search
     from pytest_fusion.engine.campaign import Campaign
     from pytest_fusion.engine.profiles import profile
+    from pytest_fusion.engine.request import Request
 
     spec = specs()["rms_norm"]
 
     def outer() -> None: ...
 
     search.adopt(outer, outer)
-    campaign = Campaign(
-        spec,
-        device=torch.device("cuda"),
-        profile=profile("dev"),
-        outer=outer,
-        nodeid="dry",
-        extra={},
-        seed=0,
-        max_cases=60,
-        dry=True,
-    )
+    request = Request("dry", "cuda", profile("dev"), seed=0, max_cases=60)
+    campaign = Campaign(spec, request, outer, {}, dry=True)
     compiled: list[tuple[str, int]] = []
     launched: list[str] = []
     run = JITFunction.run

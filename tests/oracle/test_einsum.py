@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from pytest_fusion.oracle.einsum import Contracting
+from pytest_fusion.oracle.shadow import Contracting
 from tests.oracle.tolerance.judging import judged
 
 # Those that are made products where ``k`` has one element, and others, which stay as they are.

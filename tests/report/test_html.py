@@ -9,8 +9,9 @@ from typing import Any
 
 from pytest_fusion.report.case_table import case_tables
 from pytest_fusion.report.html.heat_map import heat_map
-from pytest_fusion.report.html.page import render, write_html
+from pytest_fusion.report.html.page import render
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.report.report_paths import replace_text
 from tests.report.benched import record, rows
 
 Make = Callable[..., TestRecord]
@@ -108,7 +109,7 @@ def test_what_failed_stands_above_the_bench_and_what_regressed_is_red(passing: M
 
 def test_an_empty_run_still_makes_a_page(tmp_path: Path) -> None:
     """A run interrupted before its first test leaves a page that says so."""
-    write_html(tmp_path / "fusion.html", [], {})
+    replace_text(tmp_path / "fusion.html", render([], {}))
 
     assert "No test of this run" in (tmp_path / "fusion.html").read_text()
 

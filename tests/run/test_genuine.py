@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import math
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -102,7 +101,7 @@ def test_a_setting_that_could_not_be_read_at_first_is_watched_later() -> None:
     """The current stream of a process whose first case is made before CUDA runs in it."""
     streams: list[str | None] = [None]
     watch = pristine._Watch()
-    watch._chosen = [pristine._Setting("the stream", lambda: streams[0], lambda value: streams.__setitem__(0, value))]
+    watch._slots = [pristine._setting("the stream", lambda: streams[0], lambda value: streams.__setitem__(0, value))]
     streams[0] = "home"
     watch.renew()
     streams[0] = "side"
@@ -123,22 +122,3 @@ def test_a_stranger_in_our_modules_is_foreign(monkeypatch: pytest.MonkeyPatch) -
     assert pristine.foreign() == []
     monkeypatch.setattr(repeat, "differing", lambda a, b: None)
     assert pristine.foreign() == ["pytest_fusion.checks.repeat.repeat.differing"]
-
-
-@pytest.mark.parametrize("in_line", [True, False])
-def test_an_equal_value_lies_elsewhere(in_line: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Addresses are those of the items, whether read out of the tuple or asked for one by one."""
-    monkeypatch.setattr(pristine, "_IN_LINE", pristine._IN_LINE and in_line)
-    values = ([], 1, None, *map(str, range(300)))
-    equal = ([], *values[1:])
-
-    assert equal == values
-    assert pristine.addresses(equal) != pristine.addresses(values)
-    assert pristine.addresses((*values,)) == pristine.addresses(values)
-    assert len(pristine.addresses(values)) == 8 * len(values)
-    assert pristine.addresses(()) == b""
-
-
-def test_values_lie_in_a_tuple_as_is_believed() -> None:
-    """On CPython they are read there, which takes a third of the time."""
-    assert pristine._IN_LINE or sys.implementation.name != "cpython"

@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,31 +21,22 @@ _WAITING = 4096
 _LONGEST = 1 << 16
 
 
+@dataclass(eq=False)
 class Log:
     """The events of one canary in one process. ``add`` touches no file; ``add`` and ``flush`` raise nothing.
     Without a ``folder`` events reach only the ``publishers``. A file of more than half of ``most_bytes`` replaces
     ``*.1.jsonl``, or is shortened by ``shorten``. ``publish_errors`` and ``lost`` are counts."""
 
-    def __init__(
-        self,
-        name: str,
-        folder: Path | None,
-        most_bytes: int,
-        publishers: Sequence[Callable[[Mapping[str, Any]], object]] = (),
-        clock: Callable[[], float] = time.time,
-        *,
-        suffix: str = ".jsonl",
-        mode: int = 0o644,
-        shorten: Callable[[Path], object] | None = None,
-    ) -> None:
-        self._name = name
-        self._suffix = suffix
-        self._mode = mode
-        self._shorten = shorten
-        self._folder = folder
-        self._most_bytes = most_bytes
-        self._publishers = tuple(publishers)
-        self._clock = clock
+    name: str
+    folder: Path | None
+    most_bytes: int
+    publishers: Sequence[Callable[[Mapping[str, Any]], object]] = ()
+    suffix: str = ".jsonl"
+    mode: int = 0o644
+    shorten: Callable[[Path], object] | None = None
+
+    def __post_init__(self) -> None:
+        self.clock = time.time
         self.begin()
 
     def begin(self) -> None:
@@ -60,15 +52,15 @@ class Log:
         host = re.sub(r"[^A-Za-z0-9_]+", "-", socket.gethostname())[:40]
         # Unique, so that evidence copied to two places is not counted as new.
         self.process = f"{host}.{os.getpid()}.{time.time_ns()}"
-        if self._folder is not None:
-            slug = re.sub(r"[^A-Za-z0-9_]+", "-", self._name)[:60]
-            self.path = self._folder / f"{slug}.{self.process}{self._suffix}"
+        if self.folder is not None:
+            slug = re.sub(r"[^A-Za-z0-9_]+", "-", self.name)[:60]
+            self.path = self.folder / f"{slug}.{self.process}{self.suffix}"
 
     def add(self, kind: str, **facts: Any) -> None:
         with self._lock:
             self._added += 1
-            who = {"pid": os.getpid(), "process": self.process, "name": self._name}
-            self._waiting.append({"time": self._clock(), "n": self._added, **who, "event": kind, **facts})
+            who = {"pid": os.getpid(), "process": self.process, "name": self.name}
+            self._waiting.append({"time": self.clock(), "n": self._added, **who, "event": kind, **facts})
             if len(self._waiting) > _WAITING:
                 self._waiting.popleft()
                 self.lost += 1
@@ -86,7 +78,7 @@ class Log:
                     self._write(self.path, [_line(event) for event in events])
                 except OSError:
                     self.lost += len(events)
-            for publisher in self._publishers:
+            for publisher in self.publishers:
                 for event in events:
                     try:
                         publisher(event)
@@ -99,16 +91,16 @@ class Log:
         try:
             size = os.fstat(handle).st_size
             for line in lines:
-                if size and size + len(line) > self._most_bytes // 2:
+                if size and size + len(line) > self.most_bytes // 2:
                     os.close(handle)
                     handle = -1
-                    if self._shorten is None:
+                    if self.shorten is None:
                         path.replace(path.with_suffix(".1.jsonl"))
                     else:
-                        self._shorten(path)
+                        self.shorten(path)
                     handle = self._open(path)
                     size = os.fstat(handle).st_size
-                    if size + len(line) > self._most_bytes:
+                    if size + len(line) > self.most_bytes:
                         self.lost += 1
                         continue
                 written = os.write(handle, line)
@@ -122,7 +114,7 @@ class Log:
                 os.close(handle)
 
     def _open(self, path: Path) -> int:
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, self._mode)
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, self.mode)
 
 
 def _line(event: Event) -> bytes:

@@ -98,7 +98,6 @@ class Canary:
         policy: Policy,
         judge: Judge | None,
         publishers: Sequence[Callable[[Mapping[str, Any]], object]],
-        clock: Callable[[], float] = time.monotonic,
         *,
         rules: Rules | None = None,
         spec: FusionSpec | None = None,
@@ -109,7 +108,6 @@ class Canary:
         self._incumbent = incumbent
         self._candidate = candidate
         self._names = names_of(incumbent)
-        self._clock = clock
         self._most_bytes = policy.memory_mib * 2**20
         folder = None if policy.directory is None else Path(policy.directory)
         self._log = Log(name, folder, int(policy.log_mib * 2**20), publishers)
@@ -355,7 +353,7 @@ class Canary:
         self, args: tuple[Any, ...], kwargs: dict[str, Any], only: Sequence[str] | None
     ) -> tuple[Copies | None, Generators | None]:
         """Copies and generators for running the other kernel; ``None`` (and counted) where that is not possible now."""
-        if only is None and (self._comparisons.full or self._clock() < self._paused_until):
+        if only is None and (self._comparisons.full or time.monotonic() < self._paused_until):
             self._ledger.skip("the device is behind" if self._comparisons.full else "paused after it found no memory")
             return None, None
         try:
@@ -382,7 +380,7 @@ class Canary:
             return _NOTHING
         except Exception as error:  # noqa: BLE001 - what the candidate raises is an observation
             if out_of_memory(error):
-                self._paused_until = self._clock() + _PAUSE_S
+                self._paused_until = time.monotonic() + _PAUSE_S
                 self._ledger.skip("no memory for it")
             elif copied == "incumbent":
                 self._ledger.skip(f"the incumbent, run to verify, raised {brief(error)}")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from pytest_fusion.checks.context import CaseResult
-from pytest_fusion.checks.rejections import (
+from pytest_fusion.checks.verdict import (
     DRY_RUN,
     IMPOSSIBLE,
     NO_ROOM_TO_JUDGE,

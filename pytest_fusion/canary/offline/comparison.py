@@ -21,7 +21,7 @@ from pytest_fusion.case.make import make_inputs
 from pytest_fusion.checks.context import CaseResult, reference_of
 from pytest_fusion.checks.outputs import Outputs
 from pytest_fusion.checks.values_check import judge_one
-from pytest_fusion.engine.cases import Cases, Chosen
+from pytest_fusion.engine.cases import Chosen
 from pytest_fusion.engine.judging import Judging
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.oracle.reference import ReferenceRun
@@ -84,8 +84,8 @@ class Extra:
 class TwoKernels:
     """Judges the cases of one spec, and ``extra`` cases, for two kernels; it continues after failures."""
 
-    def __init__(self, judging: Judging, cases: Cases, outer: Any, opponent: Opponent, extra: Extra) -> None:
-        self.judging, self.cases, self.outer = judging, cases, outer
+    def __init__(self, judging: Judging, opponent: Opponent, extra: Extra) -> None:
+        self.judging, self.cases, self.outer = judging, judging.cases, judging.outer
         self.spec, self.context, self.tally = judging.spec, judging.context, judging.tally
         self.opponent, self.more = opponent, extra
         self.kernel = Kernel(self.context)
@@ -144,7 +144,7 @@ class TwoKernels:
             return
         if again is None:
             again = self.judging.costs_more()
-        result = self.judging.run(chosen, self.cases, again=again)
+        result = self.judging.run(chosen, again=again)
         if result is not None:
             self._compare(result, again=again)
 
@@ -270,8 +270,8 @@ class TwoKernels:
     def _tally(self) -> Tally:
         """The tally of the candidate's cases, with the smallest case that only the candidate fails."""
         if self.regression is not None:
-            self.judging.find(self.cases, self.outer, self.regression)
-        tally = self.judging.conclude(self.cases)
+            self.judging.find(self.regression)
+        tally = self.judging.conclude()
         failure = tally.failure
         if self.regression is None:
             if failure is not None and failure.verdict.check == "vacuity":
@@ -283,5 +283,5 @@ class TwoKernels:
             if theirs.verdict == "fail":
                 failed = self.regression.failure
                 assert failed is not None
-                tally.failure = self.judging.minimum(self.cases, self.outer, self.regression, failed, shrink=False)
+                tally.failure = self.judging.minimum(self.regression, failed, shrink=False)
         return tally

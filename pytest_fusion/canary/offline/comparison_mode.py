@@ -23,8 +23,6 @@ from pytest_fusion.case.choosing.search import Known
 from pytest_fusion.case.describe import describe
 from pytest_fusion.checks.context import Context
 from pytest_fusion.engine import crash
-from pytest_fusion.engine.campaign import budget_of, seed_of
-from pytest_fusion.engine.cases import Cases
 from pytest_fusion.engine.isolated import why_not_isolated
 from pytest_fusion.engine.job import Job, with_notes
 from pytest_fusion.engine.judging import Judging, programs_of
@@ -172,23 +170,19 @@ class _InChildren:
         return outcome
 
     def _here(self, note: Any) -> Found | Lost:
-        job, request = self.job, self.job.request
-        spec, device = job.spec, torch.device(request.device)
+        job = self.job
         # The incumbent in another process takes as long again, which is not seen here.
-        seconds = request.profile.budget_on(device.type) / (2 if self.rival.elsewhere else 1)
-        budget = budget_of(job.outer, request.max_cases, seconds)
-        judging = Judging(spec, device, request.profile, job.extra, budget=budget, note=note)
-        seed = seed_of(job.outer, request.seed)
-        cases = Cases(spec, request.profile, device, budget, nodeid=request.nodeid, seed=seed)
+        share = 0.5 if self.rival.elsewhere else 1.0
+        judging = Judging(job.spec, job.request, job.outer, job.extra, note, share=share)
         recording = self.rival.recording
-        traffic = recorded(recording, spec) if recording is not None else None
+        traffic = recorded(recording, job.spec) if recording is not None else None
         extra = Extra(
             known=job.known,
-            pinned=[pin.case for pin in request.pinned],
+            pinned=[pin.case for pin in job.request.pinned],
             recorded=[case for case, _ in traffic] if traffic is not None else (),
             dead=self.dead,
         )
-        both = TwoKernels(judging, cases, job.outer, self.opponent, extra)
+        both = TwoKernels(judging, self.opponent, extra)
         both.evidence.notes += traffic.lines() if traffic is not None else []
         found = both.run()
         if isinstance(found, Found):

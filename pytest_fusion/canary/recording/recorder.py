@@ -183,7 +183,6 @@ class Recorder:
         keep_s: float,
         interval_s: float,
         publishers: Sequence[Callable[[Mapping[str, Any]], object]],
-        clock: Callable[[], float] = time.time,
     ) -> None:
         functools.update_wrapper(self, function, updated=())
         self.name = name
@@ -192,14 +191,13 @@ class Recorder:
         self._binding = Binding(function)
         self._call_bytes, self._tensor_bytes = call_bytes, tensor_bytes
         self._keep_s = keep_s
-        self._clock = clock
+        self._clock = time.time
         self._on = os.environ.get(ENVIRONMENT, "").strip().lower() not in ("off", "0", "no", "false")
         self._log = Log(
             name,
             folder,
             file_bytes,
             publishers,
-            clock,
             suffix=recorded_file.SUFFIX,
             mode=PRIVATE,
             shorten=lambda path: recorded_file.shorten(path, self._clock(), self._keep_s),

@@ -28,6 +28,7 @@ import torch
 
 from pytest_fusion.case import counter_random as numbers
 from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.strided import expanded
 from pytest_fusion.checks import structure
 from pytest_fusion.checks.context import CaseResult, call_placed, other_values, reference_of, rejection
 from pytest_fusion.checks.outputs import collect
@@ -408,9 +409,8 @@ def _scribble(t: torch.Tensor, inputs: Any) -> bool:
     try:
         with torch.inference_mode():
             target = t.detach()
-            for axis, stride in enumerate(target.stride()):
-                if stride == 0 and target.shape[axis] > 1:
-                    target = target.narrow(axis, 0, 1)
+            for axis in expanded(target.shape, target.stride()):
+                target = target.narrow(axis, 0, 1)
             if target.dtype.is_floating_point or target.is_complex():
                 target.fill_(-0.40625)
             else:

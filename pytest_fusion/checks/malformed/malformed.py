@@ -20,10 +20,19 @@ from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.context import CaseResult, Context, call_placed, reference_of, rejection, unasked
 from pytest_fusion.checks.evidence import Facts
 from pytest_fusion.checks.malformed.broken_calls import BrokenCall, broken_calls
-from pytest_fusion.checks.rejections import NO_ROOM_TO_JUDGE, NOT_MODELLED, OUT_OF_MEMORY, TOO_EXPENSIVE
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
-from pytest_fusion.checks.verdict import Verdict, failed, hazard, passed, unknown
+from pytest_fusion.checks.verdict import (
+    NO_ROOM_TO_JUDGE,
+    NOT_MODELLED,
+    OUT_OF_MEMORY,
+    TOO_EXPENSIVE,
+    Verdict,
+    failed,
+    hazard,
+    passed,
+    unknown,
+)
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.fused import Outcome

@@ -7,8 +7,8 @@ numpy views of the storages, 2-5 ns an element; Triton's own C++ loops take 40.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Any
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -21,7 +21,24 @@ from pytest_fusion.interpreter.memory.regions import Origin
 from pytest_fusion.interpreter.memory.touched import Touched
 from pytest_fusion.interpreter.memory.undefined_lanes import masked_lanes
 
+_Transfer = TypeVar("_Transfer", bound=Callable[..., Array | None])
 
+
+def _recorded(transfer: _Transfer) -> _Transfer:
+    """Also puts each call on the tape of the launch, if that is recorded."""
+
+    @wraps(transfer)
+    def performed(pointers: Array, origin: Origin | None, *operands: Any, **named: Any) -> Array | None:
+        found = transfer(pointers, origin, *operands, **named)
+        if (recording := tape.running()) is not None:
+            arrays = [given for given in (*operands, *named.values()) if isinstance(given, np.ndarray)]
+            recording.add(lambda *at: transfer(*at, *operands, **named), pointers, origin, (found, *arrays))
+        return found
+
+    return cast("_Transfer", performed)
+
+
+@_recorded
 def load(
     pointers: Array,
     origin: Origin | None,
@@ -30,16 +47,6 @@ def load(
     other: Array | None = None,
 ) -> Array:
     """Values of ``dtype`` at ``pointers``; where masked off or rejected ``other``, else a fill."""
-    found = _load(pointers, origin, dtype, mask, other)
-    if (recording := tape.running()) is not None:
-        again = partial(_load, dtype=dtype, mask=mask, other=other)
-        recording.add(again, pointers, origin, (found, mask, other))
-    return found
-
-
-def _load(
-    pointers: Array, origin: Origin | None, dtype: np.dtype[Any], mask: Array | None, other: Array | None
-) -> Array:
     if mask is not None:
         pointers, mask = aligned(pointers, mask)
     access = Access("out-of-bounds-load", pointers, origin, dtype.itemsize, mask)
@@ -69,14 +76,9 @@ def _load(
     return np.ascontiguousarray(result).view(dtype)
 
 
+@_recorded
 def store(pointers: Array, origin: Origin | None, values: Array, mask: Array | None = None) -> None:
     """Write ``values`` to ``pointers`` where ``mask`` holds; of equal addresses the last lane in turn wins."""
-    _store(pointers, origin, values, mask)
-    if (recording := tape.running()) is not None:
-        recording.add(partial(_store, values=values, mask=mask), pointers, origin, (None, values, mask))
-
-
-def _store(pointers: Array, origin: Origin | None, values: Array, mask: Array | None) -> None:
     itemsize = values.dtype.itemsize
     bits = np.ascontiguousarray(values).view(f"u{itemsize}")
     if mask is None:
@@ -112,6 +114,7 @@ def _store(pointers: Array, origin: Origin | None, values: Array, mask: Array | 
 Update = Callable[..., tuple[Array, Array]]
 
 
+@_recorded
 def atomic(
     pointers: Array,
     origin: Origin | None,
@@ -128,26 +131,6 @@ def atomic(
     ``update([expected,] elements, values, memory)`` runs lanes in order and returns the value that each found and
     whether it changed its element. A masked lane gets zero.
     """
-    again = partial(
-        _atomic, values=values, mask=mask, update=update, expected=expected, acquire=acquire, release=release
-    )
-    found = again(pointers, origin)
-    if (recording := tape.running()) is not None:
-        recording.add(again, pointers, origin, (found, values, mask, expected))
-    return found
-
-
-def _atomic(
-    pointers: Array,
-    origin: Origin | None,
-    values: Array,
-    mask: Array | None,
-    update: Update,
-    *,
-    expected: Array | None,
-    acquire: bool,
-    release: bool,
-) -> Array:
     given = [a for a in (pointers, values, mask, expected) if a is not None]
     arrays = aligned(*given)
     count = batch.current.count

@@ -73,6 +73,4 @@ def _dropout(op: Op, x: Tensor, p: float, train: bool | None) -> tuple[Tensor, T
     return op.relative(x * mask / (1 - p), 1) if p < 1 else x * 0, mask
 
 
-@computed("native_dropout_backward")
-def _dropout_backward(op: Op, grad: Tensor, mask: Tensor, scale: float) -> Tensor:
-    return op.relative(as_float(grad) * mask * scale, 1)
+computed("native_dropout_backward")(lambda op, grad, mask, scale: op.relative(as_float(grad) * mask * scale, 1))

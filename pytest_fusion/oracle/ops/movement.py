@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from pytest_fusion.oracle.ops.rule_registry import Op, Rule, aligned, each, exact, rank, semantic
+from pytest_fusion.oracle.ops.rule_registry import Op, aligned, each, exact, rank, semantic
 
 aten = torch.ops.aten
 
 
-def _elementwise(function: Callable[..., Any]) -> Rule:
-    """Runs all lanes at once, which is faster than one by one."""
-
-    def rule(op: Op, *args: Any, **kwargs: Any) -> Any:
-        return function(*aligned(op, args), **kwargs)
-
-    return rule
-
-
-for _name in """
-    neg abs relu maximum minimum fmax fmin clamp clamp_min clamp_max masked_fill relu6 hardtanh nan_to_num threshold
-    threshold_backward tril triu constant_pad_nd where
-""".split():
-    exact(_name)(_elementwise(getattr(aten, _name)))
-
-for _name in """
+@semantic(
+    """
     eq ne lt le gt ge isnan isinf isposinf isneginf isfinite signbit logical_and logical_or logical_xor
     logical_not bitwise_and bitwise_or bitwise_xor bitwise_not bitwise_left_shift bitwise_right_shift
     __and__ __or__ __xor__ __lshift__ __rshift__ sign sgn heaviside round floor ceil trunc fix remainder fmod
     floor_divide
-""".split():
-    semantic(_name)(_elementwise(getattr(aten, _name)))
+    """
+)
+@exact(
+    """
+    neg abs relu maximum minimum fmax fmin clamp clamp_min clamp_max masked_fill relu6 hardtanh nan_to_num threshold
+    threshold_backward tril triu constant_pad_nd where
+    """
+)
+def _elementwise(op: Op, *args: Any, **kwargs: Any) -> Any:
+    """Runs all lanes at once, which is faster than one by one."""
+    return getattr(aten, op.name)(*aligned(op, args), **kwargs)
 
 
+@semantic(
+    "any all count_nonzero searchsorted bucketize histc equal isin nonzero unique_consecutive _unique2 argmax argmin"
+)
 @exact(
     """
     zero cat stack flip roll repeat expand_copy slice_backward select_backward diagonal_backward unfold_backward
@@ -48,20 +46,11 @@ for _name in """
     cummax cummin
     """
 )
-def _moved(op: Op, *args: Any, **kwargs: Any) -> Any:
+def _one_by_one(op: Op, *args: Any, **kwargs: Any) -> Any:
     return each(op.function, *args, **kwargs)
 
 
-@semantic(
-    "any all count_nonzero searchsorted bucketize histc equal isin nonzero unique_consecutive _unique2 argmax argmin"
-)
-def _found(op: Op, *args: Any, **kwargs: Any) -> Any:
-    return each(op.function, *args, **kwargs)
-
-
-@exact("clone")
-def _clone(op: Op, x: Tensor, **_: Any) -> Tensor:
-    return x
+exact("clone")(lambda op, x, **_: x)
 
 
 @exact("fill")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pytest_fusion.oracle.ops.rule_registry import Op, aligned, as_float, computed, pointwise
+from pytest_fusion.oracle.ops.rule_registry import Op, Rule, aligned, as_float, computed, pointwise
 from pytest_fusion.oracle.python_numbers import held, mixed
 from pytest_fusion.oracle.rounding import NARROW
 
@@ -25,16 +25,6 @@ from pytest_fusion.oracle.rounding import NARROW
 @pointwise("leaky_relu leaky_relu_backward hardtanh_backward")
 def _plain(op: Op, *args: Any, **kwargs: Any) -> Any:
     return getattr(torch.ops.aten, op.name)(*args, **kwargs)
-
-
-@computed("sub")
-def _sub(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
-    return _add(op, a, b, -alpha)
-
-
-@computed("rsub")
-def _rsub(op: Op, a: Any, b: Any, alpha: float = 1) -> Tensor:
-    return _add(op, b, a, -alpha)
 
 
 @computed("lerp")
@@ -116,11 +106,6 @@ def _addcmul(op: Op, c: Tensor, a: Tensor, b: Tensor, value: float = 1) -> Tenso
     return total
 
 
-@pointwise("reciprocal")
-def _reciprocal(op: Op, x: Tensor) -> Tensor:
-    return _div(op, torch.ones_like(x[:1]), x)
-
-
 def _noisy(names: str, units: float, absolute: float = 0.0, argument: float = 0.0) -> None:
     """Enter functions with errors of ``units`` of the result, ``absolute`` ones, and of their ``argument``."""
 
@@ -175,21 +160,6 @@ def sigmoid(op: Op, x: Tensor) -> Tensor:
     return share if op.wide else op.noise.rounded(share, torch.float32)
 
 
-@pointwise("log_sigmoid_forward")
-def _log_sigmoid(op: Op, x: Tensor) -> tuple[Tensor, None]:
-    return op.absolute(op.relative(torch.nn.functional.logsigmoid(x), 4), 2), None
-
-
-@pointwise("silu")
-def silu(op: Op, x: Tensor) -> Tensor:
-    return op.relative(x * sigmoid(op, x), 1)
-
-
-@pointwise("mish")
-def _mish(op: Op, x: Tensor) -> Tensor:
-    return op.relative(x * tanh(op, softplus(op, x)), 2)
-
-
 @pointwise("gelu")
 def gelu(op: Op, x: Tensor, approximate: str = "none") -> Tensor:
     """GELU; in the negative tail 1 + erf (1 + tanh) has only the absolute error of erf."""
@@ -220,11 +190,6 @@ def _hardsigmoid(op: Op, x: Tensor) -> Tensor:
     return op.absolute(op.relative((x + 3) / 6, 2), 1).clamp(0, 1)
 
 
-@pointwise("hardswish")
-def _hardswish(op: Op, x: Tensor) -> Tensor:
-    return op.relative(x * _hardsigmoid(op, x), 1)
-
-
 @pointwise("pow")
 def _pow(op: Op, base: Any, exponent: Any) -> Tensor:
     value = torch.pow(base, exponent)
@@ -242,17 +207,6 @@ def _pow(op: Op, base: Any, exponent: Any) -> Tensor:
     out[1:].mul_(1 + units * op.noise.uniform(tuple(out.shape[1:]), out.device))
     whole = exponent == exponent.round() if isinstance(exponent, Tensor) else float(exponent).is_integer()
     return _exact_where(op, _power_of_two(base) & whole, value, lambda: out)
-
-
-@pointwise("sigmoid_backward")
-def _sigmoid_backward(op: Op, grad: Tensor, output: Tensor) -> Tensor:
-    return op.relative(grad * output * (1 - output), 3)
-
-
-@pointwise("tanh_backward")
-def _tanh_backward(op: Op, grad: Tensor, output: Tensor) -> Tensor:
-    # 1 - y * y cancels where tanh saturates; the rounding of the square remains.
-    return op.relative(grad * op.absolute(1 - output * output, 1), 2)
 
 
 @pointwise("silu_backward")
@@ -273,15 +227,25 @@ def _gelu_backward(op: Op, grad: Tensor, x: Tensor, approximate: str = "none") -
     return op.relative(grad * (op.absolute(0.5 * (1 + share), 1) + x * density), 3)
 
 
-@pointwise("softplus_backward")
-def _softplus_backward(op: Op, grad: Tensor, x: Tensor, beta: float, threshold: float) -> Tensor:
-    return torch.where(x * beta > threshold, grad, op.relative(grad * sigmoid(op, x * beta), 2))
-
-
-@pointwise("log_sigmoid_backward")
-def _log_sigmoid_backward(op: Op, grad: Tensor, x: Tensor, *_: Any) -> Tensor:
+_FORMULAS: dict[str, Rule] = {
+    "reciprocal": lambda op, x: _div(op, torch.ones_like(x[:1]), x),
+    "log_sigmoid_forward": lambda op, x: (op.absolute(op.relative(torch.nn.functional.logsigmoid(x), 4), 2), None),
+    "silu": lambda op, x: op.relative(x * sigmoid(op, x), 1),
+    "mish": lambda op, x: op.relative(x * tanh(op, softplus(op, x)), 2),
+    "hardswish": lambda op, x: op.relative(x * _hardsigmoid(op, x), 1),
+    "sigmoid_backward": lambda op, grad, output: op.relative(grad * output * (1 - output), 3),
+    # 1 - y * y cancels where tanh saturates; the rounding of the square remains.
+    "tanh_backward": lambda op, grad, output: op.relative(grad * op.absolute(1 - output * output, 1), 2),
+    "softplus_backward": lambda op, grad, x, beta, threshold: torch.where(
+        x * beta > threshold, grad, op.relative(grad * sigmoid(op, x * beta), 2)
+    ),
     # 1 - sigmoid(x) is equal, and rounds at the size of 1.
-    return op.relative(grad * op.absolute(sigmoid(op, -x), 1), 2)
+    "log_sigmoid_backward": lambda op, grad, x, *_: op.relative(grad * op.absolute(sigmoid(op, -x), 1), 2),
+}
+for _name, _formula in _FORMULAS.items():
+    pointwise(_name)(_formula)
+computed("sub")(lambda op, a, b, alpha=1: _add(op, a, b, -alpha))
+computed("rsub")(lambda op, a, b, alpha=1: _add(op, b, a, -alpha))
 
 
 def over(lanes: Tensor, shape: Sequence[int]) -> Tensor:

@@ -143,9 +143,7 @@ def _narrow(value: Tensor) -> torch.dtype | None:
     return None
 
 
-@computed("mm bmm", operands=True)
-def _mm(op: Op, a: Operand, b: Operand, *_: Any, **__: Any) -> Tensor:
-    return product(op, a, b)
+computed("mm bmm", operands=True)(lambda op, a, b, *_, **__: product(op, a, b))
 
 
 @computed("addmm baddbmm", operands=True)
@@ -173,9 +171,7 @@ def _addmv(op: Op, bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha
     return _biased(op, _mv(op, a, b), bias, beta, alpha, op.made or a.shape[-1])
 
 
-@computed("dot vdot")
-def _dot(op: Op, a: Tensor, b: Tensor) -> Tensor:
-    return product(op, a.unsqueeze(-2), b.unsqueeze(-1)).squeeze(-1).squeeze(-1)
+computed("dot vdot")(lambda op, a, b: product(op, a.unsqueeze(-2), b.unsqueeze(-1)).squeeze(-1).squeeze(-1))
 
 
 @computed("addr")

@@ -6,7 +6,6 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from pytest_fusion.diagnosis.text.heat import drawing
@@ -19,7 +18,6 @@ from pytest_fusion.report.html import bench_plots
 from pytest_fusion.report.html.heat_map import HeatMap, heat_map
 from pytest_fusion.report.json_file import plain
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.report.report_paths import replace_text
 from pytest_fusion.spec.wording import plural
 
 # Shown open: a reader of one failure should not have to click, a reader of fifty needs the list first.
@@ -68,18 +66,6 @@ def render(
         canary=canary_rows(records),
         rows=[_row(record, is_open=any(record is failure for failure in failures)) for record in ordered],
     )
-
-
-def write_html(
-    path: Path,
-    records: Sequence[TestRecord],
-    environment: Mapping[str, Any],
-    *,
-    title: str = "pytest-fusion report",
-    finished: str = "",
-) -> None:
-    """Replaces ``path`` with the page. Raises :class:`pytest_fusion.errors.FusionError` if it cannot be written."""
-    replace_text(path, render(records, environment, title=title, finished=finished))
 
 
 def _row(record: TestRecord, *, is_open: bool) -> dict[str, Any]:

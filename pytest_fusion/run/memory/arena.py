@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from pytest_fusion.case.layouts import Geometry
 from pytest_fusion.run import pristine
 from pytest_fusion.run.memory.damage import Change, Damage
 from pytest_fusion.run.memory.far import FarRegion, goes_far
@@ -27,34 +28,16 @@ class Arena:
         self._guard_bytes = guard_bytes
         self._regions: list[Region] = []
 
-    def tensor(
-        self,
-        name: str,
-        *,
-        shape: Sequence[int],
-        strides: Sequence[int],
-        offset: int,
-        dtype: torch.dtype,
-        storage_elements: int,
-    ) -> Tensor:
-        """A tensor full of the fill in a storage of exactly ``storage_elements`` elements, 256-byte aligned.
+    def tensor(self, name: str, plan: Geometry, dtype: torch.dtype) -> Tensor:
+        """A tensor full of the fill in a storage of exactly ``plan.storage`` elements, 256-byte aligned.
 
-        ``strides`` and ``offset`` are in elements. With elements gigabytes apart it is full of zeros, and its gaps are
-        not checked. Raises ``ValueError`` for a layout that leaves the storage, ``MemoryError`` without room.
+        With elements gigabytes apart it is full of zeros, and its gaps are not checked. Raises ``ValueError`` for a
+        layout that leaves the storage, ``MemoryError`` without room.
         """
-        kind = FarRegion if goes_far(shape, dtype.itemsize, storage_elements) else Region
-        region = kind(
-            name,
-            device=self.device,
-            dtype=dtype,
-            shape=shape,
-            strides=strides,
-            offset=offset,
-            storage_elements=storage_elements,
-            fill=self.fill,
-            variant=2 * len(self._regions),  # odd ones are Watch's: an input's fill never equals an output's
-            guard_bytes=self._guard_bytes,
-        )
+        kind = FarRegion if goes_far(plan, dtype.itemsize) else Region
+        # Odd variants are Watch's: an input's fill never equals an output's.
+        variant, guard = 2 * len(self._regions), self._guard_bytes
+        region = kind(name, plan, dtype, self.device, fill=self.fill, variant=variant, guard_bytes=guard)
         self._regions.append(region)
         return region.tensor()
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 
+from pytest_fusion.case.layouts import Geometry
 from pytest_fusion.run.memory.damage import Damage, Part, Zone
 from pytest_fusion.run.memory.region import Region
 
@@ -18,9 +19,9 @@ _COPIES = 3
 _GB = 1e9
 
 
-def goes_far(shape: Sequence[int], itemsize: int, storage_elements: int) -> bool:
+def goes_far(plan: Geometry, itemsize: int) -> bool:
     """Whether a tensor fills so little of its storage that this must not be touched as a whole."""
-    return storage_elements * itemsize >= _SMALLEST_BYTES and storage_elements > _SPARSE * math.prod(shape)
+    return plan.storage * itemsize >= _SMALLEST_BYTES and plan.storage > _SPARSE * math.prod(plan.shape)
 
 
 def lacking(storages: Iterable[int], device: torch.device) -> str | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pytest_fusion.case.layouts import Geometry
 from pytest_fusion.run.bits import storage_of
 from pytest_fusion.run.memory.backing import ALIGNMENT, CPU_GUARD_BYTES, DEVICE_GUARD_BYTES, Backing
 from pytest_fusion.run.memory.damage import Change, Damage, Part, Zone
@@ -29,7 +30,7 @@ class Layout:
 
 
 class Region:
-    """Memory for one tensor: guard, storage, guard, all of it holding one fill; strides and offset are in elements.
+    """Memory for one tensor: guard, storage, guard, all of it holding one fill.
 
     The region owns the memory but not the tensor, whose end ``Watch`` observes. Raises ``ValueError`` for a layout that
     leaves its storage or a dtype without a fill pattern, ``MemoryError`` without room.
@@ -38,28 +39,25 @@ class Region:
     def __init__(
         self,
         name: str,
-        *,
-        device: torch.device,
+        plan: Geometry,
         dtype: torch.dtype,
-        shape: Sequence[int],
-        strides: Sequence[int],
-        offset: int,
-        storage_elements: int,
+        device: torch.device,
+        *,
         fill: str,
         variant: int,
         guard_bytes: int | None = None,
     ) -> None:
+        shape, strides, offset, storage_elements = plan.shape, plan.strides, plan.offset, plan.storage
         if guard_bytes is None:
             guard_bytes = CPU_GUARD_BYTES if device.type == "cpu" else DEVICE_GUARD_BYTES
         reach = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         if offset < 0 or min(strides, default=0) < 0 or (reach and offset + reach > storage_elements):
             raise ValueError(
-                f"{name}: shape {tuple(shape)}, strides {tuple(strides)} and offset {offset} reach element "
+                f"{name}: shape {shape}, strides {strides} and offset {offset} reach element "
                 f"{offset + reach - 1}, but the storage has {storage_elements}"
             )
         self.name, self.dtype, self.variant = name, dtype, variant
-        self.shape, self.strides, self.offset = tuple(shape), tuple(strides), offset
-        self.storage_elements = storage_elements
+        self.shape, self.strides, self.offset, self.storage_elements = shape, strides, offset, storage_elements
         self.guard_bytes = -(-guard_bytes // ALIGNMENT) * ALIGNMENT
         self.bits = pattern(dtype, fill, variant)
         word_dtype, self._value = word(dtype, fill, variant)

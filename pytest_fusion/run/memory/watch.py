@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES, kernel_key, schema, shares_memory
-from pytest_fusion.interpreter.bridge.dispatch import OperatorMode
+from pytest_fusion.case.layouts import Geometry
+from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES, schema, shares_memory
+from pytest_fusion.interpreter.bridge.dispatch import InnerMode
 from pytest_fusion.run.memory.arena import find_damage
 from pytest_fusion.run.memory.damage import Damage
 from pytest_fusion.run.memory.fill import supported
@@ -134,18 +135,10 @@ class Watch:
             nbytes = plain.untyped_storage().nbytes() if self._eligible(plain) else 0
             if not nbytes or not self._has_room(nbytes):
                 return plain
-            storage_elements = nbytes // plain.element_size()
-            region = Region(
-                f"{op} {self.allocations} {tuple(plain.shape)} {plain.dtype}".replace("torch.", ""),
-                device=plain.device,
-                dtype=plain.dtype,
-                shape=(storage_elements,),
-                strides=(1,),
-                offset=0,
-                storage_elements=storage_elements,
-                fill=self.fill,
-                variant=2 * self.allocations + 1,
-            )
+            elements = nbytes // plain.element_size()
+            name = f"{op} {self.allocations} {tuple(plain.shape)} {plain.dtype}".replace("torch.", "")
+            plan, variant = Geometry((elements,), (1,), 0, elements), 2 * self.allocations + 1
+            region = Region(name, plan, plain.dtype, plain.device, fill=self.fill, variant=variant)
             twin = region.tensor(plain.shape, plain.stride(), int(plain.storage_offset()))
             if not empty:
                 twin.copy_(plain)
@@ -200,15 +193,10 @@ class Watch:
         self._since = 0
 
 
-class _Mode(OperatorMode):
+class _Mode(InnerMode):
     def __init__(self, watch: Watch) -> None:
         super().__init__()
         self._watch = watch
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """True: otherwise torch.compile silently runs everything eagerly while the mode is active."""
-        return True
 
     def on_operator(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         facts = schema(func)
@@ -218,24 +206,12 @@ class _Mode(OperatorMode):
         if facts.writes:
             return self._mutate(func, types, args, kwargs)
         if not facts.makes:
-            return self._call(func, types, args, kwargs)
+            return self.inside(func, types, args, kwargs)
         made = func(*args, **kwargs)
         if made is None or kwargs.get("pin_memory") or shares_memory(made, tensors_of((args, kwargs))):
             return made
         # With values too: x.clone(), x.float() and x + y are common buffers for a kernel that writes in place.
         return self._watch._guard(func.overloadpacket.__name__, made, empty=facts.empty)
-
-    def _call(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Run ``func``; stay active inside a user's custom operator.
-
-        Torch pops a mode while its handler runs, so for the operator's whole body, where a fused kernel allocates.
-        Pushing it and calling the operator would return here; calling the kernel registered for the device does not.
-        """
-        key = None if func.namespace in TORCH_NAMESPACES else kernel_key(func, types, args, kwargs)
-        if key is None:
-            return func(*args, **kwargs)
-        with self:
-            return func.redispatch(key, *args, **kwargs)
 
     def _mutate(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an operator that writes arguments; one that resizes a guarded tensor gets an ordinary storage for it."""
@@ -244,7 +220,7 @@ class _Mode(OperatorMode):
             self._watch._note_written(ours)
         before = [(t, t.shape, t.stride(), int(t.storage_offset())) for t in ours]
         try:
-            return self._call(func, types, args, kwargs)
+            return self.inside(func, types, args, kwargs)
         except RuntimeError as error:
             if not before or "not resizable" not in str(error):
                 raise
@@ -253,7 +229,7 @@ class _Mode(OperatorMode):
                 ordinary = tensor.untyped_storage().clone()  # type: ignore[no-untyped-call]
                 with torch.no_grad():
                     tensor.set_(ordinary, offset, size, strides)
-        return self._call(func, types, args, kwargs)
+        return self.inside(func, types, args, kwargs)
 
 
 def unwatched() -> Any:

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pytest_fusion.case.layouts import Geometry
 from pytest_fusion.run.memory import Arena, Change, Damage
 from pytest_fusion.run.memory.backing import SLACK_BYTES
 
@@ -42,7 +43,7 @@ DTYPES = [
 
 def make(arena: Arena, layout: str, dtype: torch.dtype = torch.float32, name: str = "x") -> torch.Tensor:
     shape, strides, offset, storage = LAYOUTS[layout]
-    return arena.tensor(name, shape=shape, strides=strides, offset=offset, dtype=dtype, storage_elements=storage)
+    return arena.tensor(name, Geometry(shape, strides, offset, storage), dtype)
 
 
 def flip(address: int) -> None:
@@ -223,7 +224,7 @@ def test_autograd_takes_the_tensors_as_leaves() -> None:
 def test_layout_beyond_the_storage_is_refused() -> None:
     """A layout that reaches past its storage is an error with both numbers, not an out-of-bounds tensor."""
     with pytest.raises(ValueError, match="reach element 17, but the storage has 17"):
-        Arena(CPU, "nan").tensor("x", shape=(3, 5), strides=(5, 1), offset=3, dtype=torch.float32, storage_elements=17)
+        Arena(CPU, "nan").tensor("x", Geometry((3, 5), (5, 1), 3, 17), torch.float32)
 
 
 @st.composite
@@ -241,7 +242,7 @@ def test_any_layout(layout: tuple[list[int], list[int], int, int], data: st.Data
     """For any shape, strides and offset, one flipped byte is damage exactly when no own element holds it."""
     shape, strides, offset, storage = layout
     arena = Arena(CPU, data.draw(st.sampled_from(["nan", "huge"])))
-    x = arena.tensor("x", shape=shape, strides=strides, offset=offset, dtype=torch.int16, storage_elements=storage)
+    x = arena.tensor("x", Geometry(tuple(shape), tuple(strides), offset, storage), torch.int16)
     arena.snapshot()
     element = data.draw(st.integers(-2, storage + 1))
     flip(x.untyped_storage().data_ptr() + 2 * element)

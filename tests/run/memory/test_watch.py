@@ -14,6 +14,7 @@ from torch import Tensor, empty_like
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from pytest_fusion.case.layouts import Geometry
 from pytest_fusion.run.memory import Arena, Watch
 from pytest_fusion.run.memory import watch as watch_module
 
@@ -421,7 +422,7 @@ def test_watches_nest_and_repeat() -> None:
 def test_fills_of_watch_and_arena_differ() -> None:
     """The guard of an allocation never holds the bits of an input's guard."""
     for fill in ("nan", "huge"):
-        x = Arena(CPU, fill).tensor("x", shape=(4,), strides=(1,), offset=0, dtype=torch.bfloat16, storage_elements=4)
+        x = Arena(CPU, fill).tensor("x", Geometry((4,), (1,), 0, 4), torch.bfloat16)
         with Watch(CPU, fill) as watch:
             out = torch.empty(4, dtype=torch.bfloat16)
         ctypes.memmove(out.data_ptr(), x.data_ptr(), 8 + 16)

@@ -53,16 +53,14 @@ class DrawsError(ValueError):
 class Referee:
     """Measures the accuracy of one call at a time. ``offer`` waits for no device; ``look`` is for another thread.
 
-    The reference runs on the host, also for tensors of a GPU, in a share ``budget`` of one thread's time.
+    The reference runs on the host, also for tensors of a GPU, in a share of one thread's time.
     """
 
-    def __init__(
-        self, spec: FusionSpec, names: Names, budget: float = _BUDGET, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, spec: FusionSpec, names: Names) -> None:
         self._spec = spec
         self._names = names
-        self._budget = budget
-        self._clock = clock
+        self._clock = time.perf_counter
+        self._budget = _BUDGET
         self._due = 0.0
         self.clear()
 

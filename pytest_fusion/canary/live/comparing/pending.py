@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -193,18 +193,12 @@ class Comparisons:
     """A bounded queue of comparisons. ``submit`` waits for no device; ``ready`` is for one thread."""
 
     def __init__(
-        self,
-        tolerance: Tolerance | None,
-        writes: Collection[str] | None,
-        scratch: Collection[str],
-        timeout_s: float,
-        clock: Callable[[], float] = time.monotonic,
+        self, tolerance: Tolerance | None, writes: Collection[str] | None, scratch: Collection[str], timeout_s: float
     ) -> None:
         self._tolerance = tolerance
         self._writes = writes
         self._scratch = frozenset(scratch)
         self._timeout_s = timeout_s
-        self._clock = clock
         self.clear()
 
     def clear(self) -> None:
@@ -246,7 +240,7 @@ class Comparisons:
             labels.append(f"argument {pair.name!r}")
             held.append(undeclared)
             rows.append(exactly(one, other) if undeclared else sums_of(one, other, self._tolerance))
-        self._waiting.append(_Waiting(bucket, arm, self._clock(), labels, held, Readback(rows), call))
+        self._waiting.append(_Waiting(bucket, arm, time.monotonic(), labels, held, Readback(rows), call))
         return None
 
     def ready(self) -> list[Observation]:
@@ -256,7 +250,7 @@ class Comparisons:
             while self._waiting:
                 first = self._waiting[0]
                 if not first.rows.done:
-                    if self._clock() - first.since <= self._timeout_s:
+                    if time.monotonic() - first.since <= self._timeout_s:
                         break
                     self._waiting.clear()
                     reason = f"its device did not finish the call in {self._timeout_s:g} s"

@@ -22,8 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_fusion import interpreter
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES, has_kernel, kernel_key, shares_memory, written_by
-from pytest_fusion.interpreter.bridge.dispatch import OperatorMode
+from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES, has_kernel, shares_memory, written_by
+from pytest_fusion.interpreter.bridge.dispatch import InnerMode
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.interpreter.memory.regions import Facts, described_by
 from pytest_fusion.interpreter.scoped import holding
@@ -192,7 +192,7 @@ class _Met:
         return frozenset()
 
 
-class _Operators(OperatorMode):
+class _Operators(InnerMode):
     """Records each operator's work on the device, also inside a user's operators."""
 
     functions: _Functions
@@ -200,11 +200,6 @@ class _Operators(OperatorMode):
     def __init__(self, log: _Log) -> None:
         super().__init__()
         self._log = log
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """As in ``memory.watch``: otherwise torch.compile runs eagerly while the mode is active."""
-        return True
 
     def on_operator(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if func.namespace not in TORCH_NAMESPACES:
@@ -215,19 +210,13 @@ class _Operators(OperatorMode):
         return result
 
     def _of_user(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Stay active inside: torch pops both modes while this runs."""
         log = self._log
         before, launches = log.events, len(log.launched)
-        key = kernel_key(func, types, args, kwargs)
-        if key is None:
-            result = func(*args, **kwargs)
-        else:
-            depth, log.depth = log.depth, 0
-            try:
-                with self.functions, self:
-                    result = func.redispatch(key, *args, **kwargs)
-            finally:
-                log.depth = depth
+        depth, log.depth = log.depth, 0
+        try:
+            result = self.inside(func, types, args, kwargs, self.functions)
+        finally:
+            log.depth = depth
         made = [t for t in tensors_of(result) if t.numel() and not shares_memory(t, tensors_of((args, kwargs)))]
         if log.events == before and (made or any(t.numel() for t in written_by(func, args, kwargs))):
             log.opaque[str(func.name())] = None

@@ -10,14 +10,14 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from pytest_fusion.interpreter.scoped import holding
 from pytest_fusion.run.autotuned import causes
 from pytest_fusion.run.measure.resources import cubin
 from pytest_fusion.run.measure.resources.noting import Noted
-from pytest_fusion.run.measure.resources.specialisation import Json, Specialisation
+from pytest_fusion.run.measure.resources.specialisation import Specialisation
 from pytest_fusion.run.measure.resources.specialiser import Live, unwrapped
 from pytest_fusion.run.measure.resources.targets import Resources, Target, excess, occupancy
 from pytest_fusion.spec.wording import first_line
@@ -126,35 +126,26 @@ def _measured(specialisation: Specialisation, target: Target, result: Any, secon
     from triton import knobs
 
     metadata = result.metadata
-    common: dict[str, Json] = {
-        "kernel": specialisation.kernel,
-        "target": target.name,
-        "file": specialisation.place.file,
-        "constants": specialisation.constants,
-        "shared_dynamic": int(metadata.shared),
-        "tensor_columns": int(getattr(metadata, "tmem_size", None) or 0),
-        "warps": int(metadata.num_warps),
-        "seconds": seconds,
-    }
+    made = Resources(
+        specialisation.kernel,
+        target.name,
+        file=specialisation.place.file,
+        constants=specialisation.constants,
+        shared_dynamic=int(metadata.shared),
+        tensor_columns=int(getattr(metadata, "tmem_size", None) or 0),
+        warps=int(metadata.num_warps),
+        seconds=seconds,
+    )
     try:
         usage = cubin.read(result.asm["cubin"], str(knobs.nvidia.cuobjdump.path))
     except (cubin.NoToolError, RuntimeError) as error:
-        return Resources(**common, status="unknown", reason=f"it compiles, but its binary cannot be read: {error}")
+        return replace(made, status="unknown", reason=f"it compiles, but its binary cannot be read: {error}")
     static = target.static(usage.shared_static)
-    common |= {
-        "registers": usage.registers,
-        "local_bytes": usage.local_bytes,
-        "shared_static": static,
-        "instructions": usage.instructions,
-    }
-    shared, warps = static + int(metadata.shared), int(metadata.num_warps)
-    beyond = excess(
-        target, registers=usage.registers, shared=shared, warps=warps, tensor_columns=common["tensor_columns"]
-    )
+    made = replace(made, **{**asdict(usage), "shared_static": static})
+    beyond = excess(target, made)
     if beyond:
-        return Resources(**common, status="refused", reason=beyond, line=specialisation.place.line)
-    held = occupancy(target, warps=warps, registers=usage.registers, shared=shared)
-    return Resources(**common, occupancy=held)
+        return replace(made, status="refused", reason=beyond, line=specialisation.place.line)
+    return replace(made, occupancy=occupancy(target, made))
 
 
 def _caused_by(error: BaseException, name: str) -> bool:

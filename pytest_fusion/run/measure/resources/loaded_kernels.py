@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from pytest_fusion.run.measure.resources import cubin
@@ -56,23 +57,19 @@ def read(kernel: Any, launch: Noted) -> Resources:
         static, instructions, note = usage.shared_static, usage.instructions, ""
     except (cubin.NoToolError, RuntimeError, KeyError) as error:
         static, instructions, note = 0, {}, f"its instructions cannot be read: {error}"
-    static = static if target is None else target.static(static)
-    registers, shared, warps = int(kernel.n_regs), int(metadata.shared), int(metadata.num_warps)
-    held = None if target is None else occupancy(target, warps=warps, registers=registers, shared=static + shared)
-    return Resources(
+    made = Resources(
         launch.kernel,
         name,
-        "compiled",
         file=file,
         line=found.place.line if found is not None else 0,
-        registers=registers,
+        registers=int(kernel.n_regs),
         local_bytes=_WORD * int(kernel.n_spills),
-        shared_static=static,
-        shared_dynamic=shared,
+        shared_static=static if target is None else target.static(static),
+        shared_dynamic=int(metadata.shared),
         tensor_columns=int(getattr(metadata, "tmem_size", None) or 0),
-        warps=warps,
+        warps=int(metadata.num_warps),
         instructions=instructions,
         constants=constants,
-        occupancy=held,
         note=note,
     )
+    return made if target is None else replace(made, occupancy=occupancy(target, made))

@@ -112,13 +112,11 @@ def parse_targets(text: str) -> tuple[Target, ...]:
     return tuple(found.values())
 
 
-def occupancy(target: Target, *, warps: int, registers: int, shared: int) -> Occupancy:
-    """Theoretical occupancy of blocks of ``warps`` warps: ``registers`` a thread, ``shared`` bytes a block.
-
-    ``shared`` excludes the system's part. A kernel that does not fit has 0 warps.
-    """
+def occupancy(target: Target, kernel: Resources) -> Occupancy:
+    """Theoretical occupancy by a kernel's blocks; one that does not fit has 0 warps."""
+    warps, registers = kernel.warps, kernel.registers
     unit = _KIB // 8 if target.major >= 8 else _KIB // 4
-    held = -(-(shared + target.shared_reserved) // unit) * unit
+    held = -(-(kernel.shared + target.shared_reserved) // unit) * unit
     per_warp = -(-max(registers, 1) * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
     by_registers = _REGISTERS // per_warp // _WARP_UNIT * _WARP_UNIT // warps
     limits = {
@@ -199,23 +197,23 @@ class Resources:
         return f"{where}: {self.registers} registers{spilled}, {self.shared} bytes of shared memory{full}"
 
 
-def excess(target: Target, *, registers: int, shared: int, warps: int, tensor_columns: int) -> str:
-    """The resources that a kernel needs beyond those of a block of ``target``, as text; empty if it fits."""
-    if shared > target.shared_per_block:
+def excess(target: Target, kernel: Resources) -> str:
+    """The resources that ``kernel`` needs beyond those of a block of ``target``, as text; empty if it fits."""
+    if kernel.shared > target.shared_per_block:
         return (
-            f"it takes {shared} bytes of shared memory, a block on {target.name} has {target.shared_per_block}: no "
-            "launch succeeds there; take a smaller tile or fewer num_stages"
+            f"it takes {kernel.shared} bytes of shared memory, a block on {target.name} has {target.shared_per_block}: "
+            "no launch succeeds there; take a smaller tile or fewer num_stages"
         )
-    if tensor_columns > target.tensor_columns:
+    if kernel.tensor_columns > target.tensor_columns:
         return (
-            f"it takes {tensor_columns} columns of tensor memory, a block on {target.name} has "
+            f"it takes {kernel.tensor_columns} columns of tensor memory, a block on {target.name} has "
             f"{target.tensor_columns}: no launch succeeds there; take a smaller tile"
         )
-    held = occupancy(target, warps=warps, registers=registers, shared=shared)
+    held = occupancy(target, kernel)
     if held.warps == 0:
         return (
-            f"a block of {warps} warps with {registers} registers a thread exceeds what {target.name} has "
-            f"({held.limited_by}): no launch succeeds there; take fewer num_warps or a smaller tile"
+            f"a block of {kernel.warps} warps with {kernel.registers} registers a thread exceeds what {target.name} "
+            f"has ({held.limited_by}): no launch succeeds there; take fewer num_warps or a smaller tile"
         )
     return ""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 
@@ -40,28 +40,23 @@ def share(work: float | None, seconds: float | None, ceiling: float | None) -> f
 
 
 def bound(
-    *,
-    bytes_moved: float | None,
-    flops: float | None,
-    copy_bytes_per_s: float | None,
-    matmul_flops_per_s: float | None,
-    host_s: float | None,
-    span_s: float | None,
-    busy_s: float | None,
+    moved: float | None, flops: float | None, rates: Sequence[float | None], times: Sequence[float | None]
 ) -> Bound | None:
     """The resource that a faster kernel would have to use better; ``None`` if the measurements do not suffice.
 
+    ``rates``: bytes a second of a copy, flops of a product. ``times``: host, span and busy seconds of one call.
     ``"launch"``: the host takes longer to launch the call than the device to run it, or the device is idle for over
     three tenths of it. Else moving or computing, whichever takes longer at the ceilings.
     """
+    (copy_bytes_per_s, matmul_flops_per_s), (host_s, span_s, busy_s) = rates, times
     if host_s is not None and span_s is not None and host_s > span_s:
         return "launch"
     if busy_s is not None and span_s is not None and busy_s < _BUSY * span_s:
         return "launch"
-    if host_s is None or span_s is None or not bytes_moved or flops is None or not copy_bytes_per_s:
+    if host_s is None or span_s is None or not moved or flops is None or not copy_bytes_per_s:
         return None
     if flops == 0:
         return "memory"
     if not matmul_flops_per_s:
         return None
-    return "memory" if bytes_moved / copy_bytes_per_s >= flops / matmul_flops_per_s else "compute"
+    return "memory" if moved / copy_bytes_per_s >= flops / matmul_flops_per_s else "compute"

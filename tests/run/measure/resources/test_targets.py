@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pytest_fusion.errors import FusionError
-from pytest_fusion.run.measure.resources.targets import TARGETS, occupancy, parse_targets
+from pytest_fusion.run.measure.resources.targets import TARGETS, Resources, occupancy, parse_targets
 
 
 def test_targets_are_read_in_any_spelling_once_each() -> None:
@@ -44,6 +44,8 @@ def test_occupancy_is_bounded_by_the_scarcest(
     warps: int, registers: int, shared: int, expected: tuple[int, str]
 ) -> None:
     """Warps that fit one multiprocessor of sm_90, and what there is too little of."""
-    held = occupancy(TARGETS["sm_90"], warps=warps, registers=registers, shared=shared)
+    kernel = Resources("kernel", "sm_90", warps=warps, registers=registers, shared_dynamic=shared)
+
+    held = occupancy(TARGETS["sm_90"], kernel)
 
     assert (held.warps, held.limited_by) == expected

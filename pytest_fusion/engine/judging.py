@@ -253,8 +253,9 @@ class Judging:
             tally.checks["error"] = {"verdict": "unknown", "reason": reason, "cases": tally.judged}
         for verdict in registry.summaries(self.context):
             entry = tally.checks.setdefault(verdict.check, {"verdict": "pass", "reason": "", "cases": 0})
-            # A pass adds evidence, and is no verdict on what the cases left unknown.
-            judged = {} if verdict.status == "pass" else {"verdict": verdict.status, "reason": verdict.reason}
+            # A pass without a reason adds evidence, and is no verdict on what the cases left unknown.
+            concludes = verdict.status != "pass" or verdict.reason
+            judged = {"verdict": verdict.status, "reason": verdict.reason} if concludes else {}
             entry.update(**judged, **verdict.facts)
 
     def _nothing_judged(self, *, whole: bool) -> None:

@@ -63,7 +63,8 @@ def _repeated(context: Context, result: CaseResult, found: Verdict) -> CaseResul
         failure = second.failure
         if failure is not None and not failure.statistical:
             return second
-        same = any(verdict.check == found.check and verdict.statistical for verdict in second.findings)
+        alike = (verdict for verdict in second.findings if verdict.failed or not found.failed)
+        same = any(verdict.check == found.check and verdict.statistical for verdict in alike)
         missed += not same and second.rejected is None
         if missed == _REPEATS:
             context.progress.unrepeated += 1

@@ -3,7 +3,10 @@
 By row, not by element: a run of the reference in 16 bits is one sample, and FlashAttention's own tests compare the
 largest errors of whole tensors. A row's errors together (their root mean square) are held to the same, so that what no
 single element shows is wrong from there on, and by no other statistic. The worst of all samples counts, each for
-itself: all elements of a row may be off by one number, such as what the probabilities of a softmax add up to.
+itself: all elements of a row may be off by one number, such as what the probabilities of a softmax add up to. Among
+many rows some have a sample that is right by chance, or arithmetic that is exact there alone, such as the first steps
+of a running sum. So no row is held to less than what nine of ten rows lose, each in proportion to its size: attention
+with queries scaled in 16 bits, as accurate as eager PyTorch over all, lost twice as much in 2 to 7 % of the rows.
 
 In float32 eager PyTorch is the reference itself, and another formula has another constant: decays from the difference
 of their running sums instead of step by step (up to 10 times, by row, in chunks of gated linear attention), a root by
@@ -24,6 +27,7 @@ from torch import Tensor
 
 from pytest_fusion.oracle.lane_result import OutputLanes
 from pytest_fusion.oracle.rounding import U32, U64, D
+from pytest_fusion.oracle.tolerance.floats import GROSS
 from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict
 from pytest_fusion.oracle.tolerance.spread import Spread, allowed_classes, spread_of
 
@@ -70,17 +74,29 @@ def fenced(
     rms, worst = _rms(lost).max(0)
     most = lost.amax(-1).gather(0, worst[None])[0]
     # A single sample's largest error may be small beside its root mean square.
-    usual = (most / rms).nan_to_num(0.0).quantile(_USUAL) * rms
+    most = most.maximum(_usual(most, rms))
+    magnitude = _rms(spread.centre.nan_to_num(0.0, 0.0, 0.0).reshape(-1, columns))
+    rms, most = (lost.maximum(_usual(lost, magnitude)) for lost in (rms, most))
     times = _TIMES_WIDE if sampled is None and candidate.dtype in _WIDE else TIMES
-    largest = times * most.maximum(usual).unsqueeze(-1) + slack
-    beyond = ((error - largest).amax(-1) > 0) | (_rms(error) > times * rms + _rms(slack))
-    if not bool(beyond.any()):
+    largest = times * most.unsqueeze(-1) + slack
+    single, together = (error / largest).nan_to_num(0.0).amax(-1), _rms(error) / (times * rms + _rms(slack))
+    beyond = single.maximum(together.nan_to_num(0.0))
+    row = int(beyond.argmax())
+    if float(beyond[row]) <= 1:
         return replace(verdict, grade="C")
-    row = int(beyond.to(torch.int8).argmax())
-    theirs = float(most[row])
-    return replace(
-        verdict, reason=f"{verdict.reason}; eager PyTorch in this dtype is off by {theirs:.3g} there at most"
+    by_one = f"eager PyTorch in this dtype is off by {float(most[row]):.3g} there at most"
+    by_all = (
+        f"this row is off by {float(_rms(error)[row]):.3g} (root mean square), eager PyTorch by {float(rms[row]):.3g}"
     )
+    # All errors of a row may follow from one rounding, and so may eager PyTorch's: twice as much is no rare chance.
+    chance = verdict.statistical or (verdict.statistic != "nonfinite" and float(beyond[row]) <= GROSS)
+    reason = f"{verdict.reason}; {by_one if float(single[row]) > 1 else by_all}"
+    return replace(verdict, statistical=chance, reason=reason)
+
+
+def _usual(lost: Tensor, size: Tensor) -> Tensor:
+    """What nine of ten rows lose beside their ``size``, for each row."""
+    return (lost / size).nan_to_num(0.0, 0.0, 0.0).quantile(_USUAL) * size
 
 
 def _off(values: Tensor, spread: Spread) -> Tensor:

@@ -185,6 +185,28 @@ def test_rows_off_by_one_number_are_worth_more_samples_than_one(dtype: torch.dty
     assert grades == {"C"}
 
 
+def test_rows_in_which_the_reference_is_exact_by_its_arithmetic_are_held_to_the_others() -> None:
+    """The last step of a running sum from the end is a copy; from the total it is a difference, as in chunks of FLA."""
+    x = torch.randn(32, 16, 16, generator=torch.Generator().manual_seed(3))
+    eager = x.flip(1).cumsum(1).flip(1)
+    from_total = x.sum(1, keepdim=True) - x.cumsum(1) + x
+    assert torch.equal(eager[:, -1], x[:, -1])
+    assert not torch.equal(from_total[:, -1], x[:, -1])
+    verdict = judged(from_total, lambda: x.flip(1).cumsum(1).flip(1), narrow=False)
+    assert verdict.grade == "C", verdict.reason
+
+
+@pytest.mark.parametrize(("times", "chance"), [(3.0, True), (400.0, False)])
+def test_a_failure_near_the_fence_must_be_repeated(times: float, chance: bool) -> None:
+    """All errors of a row may follow from one rounding: a few times what one run of eager PyTorch loses is chance."""
+    q, k, v = (normal(1, 64, seed=seed) for seed in (1, 2, 3))
+    k, v = torch.cat([k, normal(1, 64, seed=4)]), torch.cat([v, normal(1, 64, seed=5)])
+    exact = attention(*(t.double() for t in (q, k, v)))
+    lost = (attention(q, k, v) - exact).abs().amax()
+    verdict = graded(lambda *_: exact + 2 * times * lost, attention, q, k, v)
+    assert (verdict.grade, verdict.statistical) == ("D", chance), verdict.reason
+
+
 def test_an_exact_sum_in_16_bits_is_luck() -> None:
     """The sum of all is a bfloat16 number, those of rows are not: half a unit off, and no more, is less accurate."""
     x = torch.tensor([[0.06640625, 0.06689453125], [0.04345703125, 0.04296875]], dtype=torch.bfloat16)

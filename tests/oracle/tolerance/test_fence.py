@@ -187,7 +187,7 @@ def test_rows_off_by_one_number_are_worth_more_samples_than_one(dtype: torch.dty
 
 def test_rows_in_which_the_reference_is_exact_by_its_arithmetic_are_held_to_the_others() -> None:
     """The last step of a running sum from the end is a copy; from the total it is a difference, as in chunks of FLA."""
-    x = torch.randn(32, 16, 16, generator=torch.Generator().manual_seed(3))
+    x = F.logsigmoid(2 + torch.randn(8, 16, 16, generator=torch.Generator().manual_seed(3)))
     eager = x.flip(1).cumsum(1).flip(1)
     from_total = x.sum(1, keepdim=True) - x.cumsum(1) + x
     assert torch.equal(eager[:, -1], x[:, -1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,9 @@ def judge_one() -> JudgeOne:
     return judge
 
 
-@pytest.fixture
-def nothing_replaced() -> None:
-    """What an earlier test's kernel replaced is no finding here."""
+@pytest.fixture(autouse=True)
+def nothing_replaced() -> Iterator[None]:
+    """What a test's kernel replaced is no finding of another test."""
+    pristine.take()
+    yield
     pristine.take()

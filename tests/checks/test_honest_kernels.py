@@ -20,8 +20,6 @@ from tests.checks.judged import concluded, double
 
 T = torch.Tensor
 
-pytestmark = pytest.mark.usefixtures("nothing_replaced")
-
 
 def view_of_its_own(x: T) -> T:
     buffer = torch.empty(2 * x.numel() + 3)

@@ -22,8 +22,6 @@ from tests.quality.kernels import sampling
 
 T = torch.Tensor
 
-pytestmark = pytest.mark.usefixtures("nothing_replaced")
-
 
 # What is found.
 

@@ -118,7 +118,7 @@ PLANTED: dict[str, tuple[Callable[[T, int], T], str, str | None, str]] = {
         ),
         "values",
         "biased-sampling",
-        "successive seeds draw",
+        "drawn alike between calls",
     ),
     "one draw for all": (lambda logits, seed: drawn(logits, seed)[:1], "structure", None, "one draw for each row"),
     "probabilities": (lambda logits, seed: drawn(logits, seed).float(), "structure", None, "has dtype torch.float32"),

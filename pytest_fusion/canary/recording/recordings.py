@@ -104,10 +104,15 @@ class Cases:
         return found + [f"in {count} cases {note}" for note, count in notes.most_common(_MOST_REASONS)]
 
 
-def read(paths: PathLike | Iterable[PathLike], name: str | None = None, *, now: float | None = None) -> Calls:
-    """The calls of ``name``, or of the only function, in recordings: files or folders. Raises ``CanaryError``."""
+def read(
+    paths: PathLike | Iterable[PathLike], name: str | None = None, *, default: str = "", now: float | None = None
+) -> Calls:
+    """The calls of ``name``, by default of ``default`` or of the only function, in recordings: files or folders.
+    Raises ``CanaryError``."""
     files = [_load(path, time.time() if now is None else now) for path in _files(paths)]
     names = sorted({file.name for file in files if file.name})
+    if name is None and default in names:
+        name = default
     if name is None and len(names) > 1:
         raise CanaryError(f"there are recordings of {', '.join(names)}; choose one, as in name={names[0]!r}")
     if not names or (name is not None and name not in names):
@@ -128,7 +133,7 @@ def cases(
     """The cases of ``spec`` in the recording ``name``, by default the spec's or the only one. Raises ``CanaryError``.
     ``rename`` maps recorded parameters to inputs, or to ``None`` to ignore them (``self``). ``per_bucket`` bounds the
     cases of a class of shapes, which then also represent the calls left out."""
-    calls = read(paths, name if name is not None else _name(paths, spec), now=now)
+    calls = read(paths, name, default=spec.name, now=now)
     found: list[RecordedCase] = []
     unmatched: dict[str, float] = {}
     for call in _at_most(calls.sampled, per_bucket):
@@ -181,11 +186,6 @@ def write_replay(
     path = folder / replays.file_name(replay)
     replace_whole(path, replays.text(replay), mode)
     return path
-
-
-def _name(paths: PathLike | Iterable[PathLike], spec: FusionSpec) -> str | None:
-    names = {file.name for file in (_load(path, 0.0) for path in _files(paths))}
-    return spec.name if spec.name in names else None
 
 
 def _files(paths: PathLike | Iterable[PathLike]) -> list[Path]:

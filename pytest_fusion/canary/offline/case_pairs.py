@@ -47,10 +47,6 @@ class Ran:
         """The result in JSON types, without default values."""
         return {"verdict": self.verdict, **{k: v for k, v in asdict(self).items() if v != _DEFAULTS.get(k)}}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Ran:
-        return cls(**data)
-
 
 _DEFAULTS = asdict(Ran("pass"))
 

@@ -344,7 +344,13 @@ def solve(
             if name not in unused:
                 raise UnmatchedError(f"the sizes of '*{name}' follow from no argument of the call")
             found[name] = ()
-    _check(tensors, found)
+    for name, (inner, shape) in tensors.items():
+        try:
+            made = inner.shape.evaluate(found)
+        except ZeroDivisionError:
+            made = ()
+        if made != shape:
+            raise UnmatchedError(f"{name!r} has the shape {shape} where {inner.shape.text!r} is {made}")
     return found
 
 
@@ -407,13 +413,3 @@ def _solutions(term: Term, unknown: str, size: int, found: Mapping[str, Size]) -
         candidates = [size * part + rest for part in divisors for rest in range(part)]
     fitting = sorted({value for value in candidates if value >= 0 and at(value) == size})
     return fitting[:2]
-
-
-def _check(tensors: Mapping[str, tuple[TensorSpec, tuple[int, ...]]], found: Mapping[str, Size]) -> None:
-    for name, (inner, shape) in tensors.items():
-        try:
-            made = inner.shape.evaluate(found)
-        except ZeroDivisionError:
-            made = ()
-        if made != shape:
-            raise UnmatchedError(f"{name!r} has the shape {shape} where {inner.shape.text!r} is {made}")

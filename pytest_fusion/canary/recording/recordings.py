@@ -21,6 +21,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import did_you_mean
 
 PathLike = str | os.PathLike[str]
+Paths = PathLike | Iterable[PathLike]
 # Different reasons in a summary; others are counted together.
 _MOST_REASONS = 50
 _OTHERS = "others"
@@ -104,9 +105,7 @@ class Cases:
         return found + [f"in {count} cases {note}" for note, count in notes.most_common(_MOST_REASONS)]
 
 
-def read(
-    paths: PathLike | Iterable[PathLike], name: str | None = None, *, default: str = "", now: float | None = None
-) -> Calls:
+def read(paths: Paths, name: str | None = None, *, default: str = "", now: float | None = None) -> Calls:
     """The calls of ``name``, by default of ``default`` or of the only function, in recordings: files or folders.
     Raises ``CanaryError``."""
     files = [_load(path, time.time() if now is None else now) for path in _files(paths)]
@@ -122,7 +121,7 @@ def read(
 
 
 def cases(
-    paths: PathLike | Iterable[PathLike],
+    paths: Paths,
     spec: FusionSpec,
     *,
     name: str | None = None,
@@ -188,7 +187,7 @@ def write_replay(
     return path
 
 
-def _files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
+def _files(paths: Paths) -> list[Path]:
     given = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
     found: dict[Path, None] = {}
     for path in given:
@@ -209,7 +208,7 @@ def _load(path: Path, now: float) -> RecordedFile:
     return file
 
 
-def _shown(paths: PathLike | Iterable[PathLike]) -> str:
+def _shown(paths: Paths) -> str:
     return os.fspath(paths) if isinstance(paths, str | os.PathLike) else ", ".join(os.fspath(path) for path in paths)
 
 

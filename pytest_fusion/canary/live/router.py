@@ -35,7 +35,7 @@ from pytest_fusion.canary.live.comparing.measures import Measures
 from pytest_fusion.canary.live.comparing.pending import VARYING, Comparisons, Forms, form, structure
 from pytest_fusion.canary.live.disagreements import Disagreements
 from pytest_fusion.canary.live.policy import OFF, Policy
-from pytest_fusion.canary.live.sharing import CallSampler, current
+from pytest_fusion.canary.live.sharing import REQUEST, CallSampler
 from pytest_fusion.canary.live.state import Control
 from pytest_fusion.canary.live.watchdog import CandidateHungError, Watchdog
 from pytest_fusion.canary.recording.recorded_file import need_safetensors
@@ -105,6 +105,7 @@ class Canary:
         functools.update_wrapper(self, incumbent, updated=())
         self.name = name
         self.policy = policy
+        self.interval_s = policy.interval_s
         self._incumbent = incumbent
         self._candidate = candidate
         self._names = names_of(incumbent)
@@ -144,10 +145,6 @@ class Canary:
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Binds like a function, so that a canary can replace a method."""
         return self if instance is None else functools.partial(self, instance)
-
-    @property
-    def interval_s(self) -> float:
-        return self.policy.interval_s
 
     @property
     def state(self) -> str:
@@ -307,7 +304,7 @@ class Canary:
         if recorded():
             return self._recorded(args, kwargs, ticket)
         slot = self._ledger.traffic.slot(self._mode.state, args, kwargs)
-        if not self._sampler.serves(self._mode, current(), ticket):
+        if not self._sampler.serves(self._mode, REQUEST.get(), ticket):
             return self._incumbent(*args, **kwargs)
         signature = signature_of(args, kwargs)
         known = self._forms.get(signature)

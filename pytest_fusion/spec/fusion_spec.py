@@ -104,7 +104,7 @@ class FusionSpec:
         self._check_ambiguous()
         put("dims", self._narrowed())
         own = as_rng(self.rng, self.name)
-        known, parameters = (*self.inputs, *self.fixtures), _parameters(self.reference)
+        known, parameters = (*self.inputs, *self.fixtures), parameters_of(self.reference)
         put("rng", own and completed(own, self.name, self.inputs, known, parameters))
         put("distribution", as_outputs(self.distribution, self.name))
         self._check_signatures()
@@ -336,7 +336,7 @@ class FusionSpec:
     def _check_signatures(self) -> None:
         known = set(self.inputs)
         for role in ("fused", "reference"):
-            parameters = _parameters(getattr(self, role))
+            parameters = parameters_of(getattr(self, role))
             if parameters is None:
                 continue
             if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -399,11 +399,12 @@ def _may_have_gradient(declared: Any) -> bool:
     return not isinstance(inner, TensorSpec) or inner.may_float()
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """The parameters by name; ``None`` where there is no signature, as for torch's own functions."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return None  # a builtin without a signature: torch's own functions
+        return None
 
 
 _NO_KEYWORDS = ("fused", "reference", "fixtures")

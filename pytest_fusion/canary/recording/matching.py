@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.value_json import decode
 from pytest_fusion.errors import ReplayError
 from pytest_fusion.spec.dims import Size, Term
-from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.fusion_spec import FusionSpec, parameters_of
 from pytest_fusion.spec.inputs import ConstantSpec, DerivedSpec, OptionalSpec, StrategySpec, TensorSpec, unwrap
 from pytest_fusion.spec.values import ValueProfile
 from pytest_fusion.spec.wording import brief
@@ -137,10 +136,7 @@ class _Matching:
 
     def _others(self) -> None:
         """Raises ``UnmatchedError`` for an argument that the spec lacks, unless it has the kernel's default."""
-        try:
-            parameters = inspect.signature(self.spec.fused).parameters
-        except (TypeError, ValueError):
-            parameters = {}  # type: ignore[assignment]
+        parameters = parameters_of(self.spec.fused) or {}
         for name, node in self.nodes.items():
             if name in self.spec.inputs or node.get("default") or _value(node) is None:
                 continue

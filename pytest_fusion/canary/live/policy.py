@@ -55,7 +55,6 @@ OFF = Mode("off")
 _SHARES = ("share", "shadow", "verify", "timed", "gpu_share")
 _POSITIVE = ("timeout_s", "memory_mib", "interval_s", "stale_s", "log_mib")
 _COUNTS = ("trip_after", "trip_window")
-_WAYS = ("request", "process")
 
 
 @checks_words(CanaryError)
@@ -119,7 +118,7 @@ class Policy:
                 raise self._wrong(name, "a whole number of 1 or more")
         if self.trip_after > self.trip_window:
             raise self._wrong("trip_after", f"at most trip_window={self.trip_window}, or it could never be reached")
-        if self.by not in _WAYS:
+        if self.by not in ("request", "process"):
             raise self._wrong("by", "'request' or 'process'")
         for name in ("writes", "scratch"):
             if isinstance(getattr(self, name), str):

@@ -291,7 +291,9 @@ class Canary:
             return self._incumbent(*args, **kwargs)
         finally:
             # After the launch, so that the device does not wait for the counting (5 us on an H200's host).
-            self._ledger.pass_by(args, kwargs, why)
+            self._ledger.traffic.slot("shadow", args, kwargs)
+            if why:
+                self._ledger.skip(why)
 
     def _arm(self, arm: str | None) -> Callable[..., Any]:
         return self._candidate if arm == "candidate" else self._incumbent

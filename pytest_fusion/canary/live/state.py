@@ -133,10 +133,8 @@ class Control:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(reason + "\n", encoding="utf-8")
         except OSError as error:
-            self._report_once(
-                "mark",
-                f"the mark of a trip was not written, so a restarted process will not know of it: {brief(error)}",
-            )
+            follows = "so a restarted process will not know of it"
+            self._report_once("mark", f"the mark of a trip was not written, {follows}: {brief(error)}")
 
     def rearm(self, rollout: str) -> None:
         """Starts another rollout, without the last one's trip. Raises ``CanaryError`` for the same id."""
@@ -171,12 +169,9 @@ class Control:
             return None
         try:
             self._filed = self._states(self._file.read())
-        except FileNotFoundError as error:
-            if self._file_seen:
-                return self._last_known(error)
-            return None
         except (OSError, ValueError, CanaryError) as error:
-            return self._last_known(error)
+            missing = isinstance(error, FileNotFoundError) and not self._file_seen
+            return None if missing else self._last_known(error)
         self._file_seen = True
         self._file_read_at = self._clock()
         self._reported.pop("file", None)

@@ -216,13 +216,12 @@ class Recorder:
 
     def status(self) -> dict[str, Any]:
         """Counts so far, in JSON types: calls by bucket, skipped calls by reason, lines that were not written."""
-        calls = self._calls()
         with self._lock:
             skipped = dict(sorted(self._counts.items()))
         return {
             "name": self.name,
             "recording": self._on,
-            "calls": calls,
+            "calls": self._calls(),
             "skipped": skipped,
             "waiting": len(self._waiting),
             "file": str(self._log.path),

@@ -108,16 +108,12 @@ class Pairs:
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._seeds = (0, 0, 0)
+        self._seeds: tuple[int, ...] = (0, 0, 0)
         self.clear()
 
     def seed(self, seed: int) -> None:
         """Sets the seed of the random choices: equal seeds time equal calls."""
-        self._seeds = (
-            counter_random.mix(seed, "timed"),
-            counter_random.mix(seed, "itself"),
-            counter_random.mix(seed, "first"),
-        )
+        self._seeds = tuple(counter_random.mix(seed, choice) for choice in ("timed", "itself", "first"))
 
     def clear(self) -> None:
         """Forgets all pairs, as in a forked child."""

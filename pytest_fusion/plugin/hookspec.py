@@ -10,7 +10,7 @@ import pytest
 
 from pytest_fusion.errors import FusionError
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.spec import value_profiles
+from pytest_fusion.spec.values import extend_profiles
 
 if TYPE_CHECKING:
     from pytest_fusion.checks.check import Check
@@ -45,13 +45,13 @@ Report = Callable[[Sequence[TestRecord], Mapping[str, Any]], None]
 def install(config: pytest.Config) -> None:
     """Adds the checks and value profiles of plugins to this process. Raises ``FusionError`` for a taken name."""
     profiles = list(chain.from_iterable(found.items() for found in config.hook.pytest_fusion_value_profiles()))
-    value_profiles.extend(profiles)
+    extend_profiles(profiles)
     if checks := list(chain.from_iterable(config.hook.pytest_fusion_checks())):
         from pytest_fusion.checks import registry
 
         registry.extend(checks)
         config.add_cleanup(lambda: registry.extend([]))
-    config.add_cleanup(lambda: value_profiles.extend([]))
+    config.add_cleanup(lambda: extend_profiles([]))
 
 
 def reports(config: pytest.Config) -> list[Report]:

@@ -12,7 +12,6 @@ from pytest_fusion.spec import keywords as given
 from pytest_fusion.spec.dims import Dim, dim, parse_expression
 from pytest_fusion.spec.dtypes import FLOATING, normalise_dtypes
 from pytest_fusion.spec.inputs import ConstantSpec, DerivedSpec, TensorSpec, as_input, unwrap
-from pytest_fusion.spec.keywords import as_bench_limits
 from pytest_fusion.spec.promises import Tolerance
 from pytest_fusion.spec.random_numbers import Rng, as_outputs, as_rng, completed
 from pytest_fusion.spec.values import ValueProfile
@@ -95,8 +94,8 @@ class FusionSpec:
             put(attribute, given.reasons(getattr(self, attribute), self.name, attribute, example))
         for attribute in ("max_launches", "max_recompiles"):
             put(attribute, given.count(getattr(self, attribute), self.name, attribute))
-        put("bench", given.entries(self.bench))
-        put("bench_limits", as_bench_limits(self.bench_limits, self.name))
+        put("bench", given.several(self.bench, Mapping | str))
+        put("bench_limits", given.bench_limits(self.bench_limits, self.name))
         put("dims", given.bounds(self.dims, self.name))
         self._check_dtypes()
         self._check_names()
@@ -105,7 +104,7 @@ class FusionSpec:
         self._check_ambiguous()
         put("dims", self._narrowed())
         own = as_rng(self.rng, self.name)
-        known, parameters = (*self.inputs, *self.fixtures), _parameters(self.reference)
+        known, parameters = (*self.inputs, *self.fixtures), parameters_of(self.reference)
         put("rng", own and completed(own, self.name, self.inputs, known, parameters))
         put("distribution", as_outputs(self.distribution, self.name))
         self._check_signatures()
@@ -114,14 +113,12 @@ class FusionSpec:
     @property
     def tensors(self) -> dict[str, TensorSpec]:
         """The tensor inputs, optional ones among them."""
-        inner = {name: unwrap(declared) for name, declared in self.inputs.items()}
-        return {name: spec for name, spec in inner.items() if isinstance(spec, TensorSpec)}
+        return {name: spec for name, one in self.inputs.items() if isinstance(spec := unwrap(one), TensorSpec)}
 
     @property
     def derived(self) -> dict[str, DerivedSpec]:
         """The derived inputs, optional ones among them."""
-        inner = {name: unwrap(declared) for name, declared in self.inputs.items()}
-        return {name: spec for name, spec in inner.items() if isinstance(spec, DerivedSpec)}
+        return {name: spec for name, one in self.inputs.items() if isinstance(spec := unwrap(one), DerivedSpec)}
 
     @property
     def invariant_configs(self) -> bool:
@@ -339,7 +336,7 @@ class FusionSpec:
     def _check_signatures(self) -> None:
         known = set(self.inputs)
         for role in ("fused", "reference"):
-            parameters = _parameters(getattr(self, role))
+            parameters = parameters_of(getattr(self, role))
             if parameters is None:
                 continue
             if not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -367,7 +364,7 @@ class FusionSpec:
         if self.tolerance != "auto" and not isinstance(self.tolerance, Tolerance):
             raise SpecError(f"{self.name}: tolerance={self.tolerance!r}; expected 'auto' or Tolerance(rtol=, atol=)")
         if not isinstance(self.deterministic, bool):
-            self._check_deterministic(self.deterministic)
+            given.varying(self.deterministic, self.name)
         if self.grad is True and not any(map(_may_have_gradient, self.inputs.values())):
             raise SpecError(
                 f"{self.name}: grad=True, but no input is a floating tensor; leave it out (gradients of complex inputs "
@@ -384,18 +381,6 @@ class FusionSpec:
                 f"{self.name}: bench_limits= bounds what bench= measures, and there is none; name the sizes, as in "
                 "bench=[{'rows': 8192, 'hidden': 8192}]"
             )
-
-    def _check_deterministic(self, given: Any) -> None:
-        """Raises for anything but a dict from names to bools; a run checks that outputs have these names."""
-        if not isinstance(given, Mapping):
-            raise SpecError(
-                f"{self.name}: deterministic={given!r}; expected True, False or a dict such as {{'out': False}}"
-            )
-        for name, value in given.items():
-            if not isinstance(name, str) or not isinstance(value, bool):
-                raise SpecError(
-                    f"{self.name}: deterministic={{{name!r}: {value!r}}}; expected a name and True or False"
-                )
 
 
 def _bound_names(values: Any) -> tuple[str, ...]:
@@ -414,11 +399,12 @@ def _may_have_gradient(declared: Any) -> bool:
     return not isinstance(inner, TensorSpec) or inner.may_float()
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter] | None:
+    """The parameters by name; ``None`` where there is no signature, as for torch's own functions."""
     try:
         return inspect.signature(function).parameters
     except (TypeError, ValueError):
-        return None  # a builtin without a signature: torch's own functions
+        return None
 
 
 _NO_KEYWORDS = ("fused", "reference", "fixtures")

@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 from functools import reduce
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytest_fusion.errors import CanaryError, SpecError
+from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import brief, did_you_mean
-
-if TYPE_CHECKING:
-    from pytest_fusion.spec.fusion_spec import FusionSpec
 
 
 def path_of(value: Any) -> str:
@@ -51,8 +49,6 @@ def named(text: str, *, folders: tuple[str, ...] = ()) -> Any:
 
 def spec_of(found: Any) -> FusionSpec | None:
     """A ``FusionSpec``, or that of a test; ``None`` for anything else."""
-    from pytest_fusion.spec.fusion_spec import FusionSpec
-
     spec = getattr(found, "fusion_spec", found)
     return spec if isinstance(spec, FusionSpec) else None
 

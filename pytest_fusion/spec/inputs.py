@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_fusion.errors import SpecError
-from pytest_fusion.spec import value_profiles
 from pytest_fusion.spec.dims import Shape, named_apart, parse_shape
 from pytest_fusion.spec.dtypes import FLOATING, normalise_dtypes
-from pytest_fusion.spec.values import ValueProfile
+from pytest_fusion.spec.values import ValueProfile, named_profile
 from pytest_fusion.spec.wording import checks_words, did_you_mean
 
 # The simplest first: shrinking goes to the left.
@@ -69,7 +68,7 @@ def tensor(
     if not chosen:
         raise SpecError(f"tensor({dims!r}): layouts=() leaves no layout to draw; drop it or name one of {LAYOUTS}")
     if isinstance(values, str):
-        values = value_profiles.named(values, f"tensor({dims!r}, values={values!r})")
+        values = named_profile(values, f"tensor({dims!r}, values={values!r})")
     if values is not None and not isinstance(values, ValueProfile) and not callable(values):
         raise SpecError(
             f"tensor({dims!r}): values={values!r} is neither a profile of pytest_fusion.values nor a function of "

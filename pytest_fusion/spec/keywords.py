@@ -17,11 +17,16 @@ from pytest_fusion.spec.inputs import InputSpec, OptionalSpec, tensor
 from pytest_fusion.spec.wording import did_you_mean
 
 
-def names(value: Any, where: str, keyword: str) -> tuple[str, ...]:
-    """One name or several; ``None`` is no name."""
+def several(value: Any, single: Any = str) -> tuple[Any, ...]:
+    """One value or several as a tuple; ``None`` is no value, and a value of type ``single`` is one."""
     if value is None:
         return ()
-    found = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
+    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, single) else (value,)
+
+
+def names(value: Any, where: str, keyword: str) -> tuple[str, ...]:
+    """One name or several; ``None`` is no name."""
+    found = several(value)
     if not all(isinstance(name, str) for name in found):
         raise SpecError(f"{where}: {keyword}={value!r}; expected a name or several, such as {keyword}=('x', 'y')")
     return found
@@ -29,9 +34,7 @@ def names(value: Any, where: str, keyword: str) -> tuple[str, ...]:
 
 def exception_types(value: Any, where: str) -> tuple[type[BaseException], ...]:
     """One type of exception or several; ``None`` is no type."""
-    if value is None:
-        return ()
-    found = tuple(value) if isinstance(value, Iterable) and not isinstance(value, str | type) else (value,)
+    found = several(value, str | type)
     for kind in found:
         if not (isinstance(kind, type) and issubclass(kind, BaseException)):
             raise SpecError(
@@ -63,6 +66,15 @@ def reasons(value: Any, where: str, keyword: str, example: str) -> dict[str, str
     return dict(value)
 
 
+def varying(value: Any, where: str) -> None:
+    """Raises for anything but a dict from names to bools; a run checks that outputs have these names."""
+    if not isinstance(value, Mapping):
+        raise SpecError(f"{where}: deterministic={value!r}; expected True, False or a dict such as {{'out': False}}")
+    for name, same in value.items():
+        if not isinstance(name, str) or not isinstance(same, bool):
+            raise SpecError(f"{where}: deterministic={{{name!r}: {same!r}}}; expected a name and True or False")
+
+
 def stated_inputs(value: Any, where: str) -> dict[str, Any]:
     """The specs in ``inputs=`` by name; it may be empty, as annotations may state the rest."""
     if value and not isinstance(value, Mapping):
@@ -82,13 +94,6 @@ def inputs(value: Any, where: str) -> dict[str, Any]:
         if not isinstance(name, str):
             raise SpecError(f"{where}: inputs={{{name!r}: ...}}; expected the name of a parameter")
     return stated
-
-
-def entries(value: Any) -> tuple[Any, ...]:
-    """The entries of ``bench=`` as a tuple; ``bench/`` interprets them."""
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, Iterable) and not isinstance(value, Mapping | str) else (value,)
 
 
 def bounds(value: Any, where: str) -> dict[str, Dim]:
@@ -162,7 +167,7 @@ _UNITS = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2*
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.IGNORECASE)
 
 
-def as_bench_limits(given: Any, name: str) -> dict[str, float]:
+def bench_limits(given: Any, name: str) -> dict[str, float]:
     """Limits as numbers: a ratio, a share, bytes. ``name`` is the spec's, for messages.
 
     Raises ``SpecError`` for anything but a mapping, an unknown name, and a limit that is never or always met.

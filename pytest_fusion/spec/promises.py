@@ -1,4 +1,4 @@
-"""Promises of a kernel beyond the values: tolerance and requirements."""
+"""How far a kernel's values may be from the reference's, where a spec fixes it."""
 
 from __future__ import annotations
 

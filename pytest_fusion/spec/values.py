@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pytest_fusion.errors import SpecError
+from pytest_fusion.errors import FusionError, SpecError
 from pytest_fusion.spec.wording import checks_words, did_you_mean
 
 Bound = int | float | str
@@ -201,3 +201,33 @@ def _choice(given: Any) -> ValueProfile:
         called = f"values.{getattr(given, '__name__', '...')}"
         raise SpecError(f"values.one_of({called}): that is the function that makes a profile; call it: {called}(...)")
     return ValueProfile("function", function=given)
+
+
+# Profiles that plugins add, by the name that ``values="name"`` uses.
+_added: dict[str, ValueProfile | Function] = {}
+
+
+def extend_profiles(profiles: Iterable[tuple[str, ValueProfile | Function]]) -> None:
+    """Make these the profiles of plugins. Raises ``FusionError`` for a name that is taken, or for no profile."""
+    found: dict[str, ValueProfile | Function] = {}
+    for name, profile in profiles:
+        if not isinstance(profile, ValueProfile) and not callable(profile):
+            raise FusionError(
+                f"pytest_fusion_value_profiles: {name!r} is neither a profile of pytest_fusion.values nor a function "
+                "of (shape, dtype, generator)"
+            )
+        if name in found or getattr(globals().get(name), "__module__", "") == __name__:
+            raise FusionError(f"pytest_fusion_value_profiles: another profile has the name {name!r}; choose another")
+        found[name] = profile
+    _added.clear()
+    _added.update(found)
+
+
+def named_profile(name: str, where: str) -> ValueProfile | Function:
+    """The profile of this name. Raises ``SpecError``."""
+    if name not in _added:
+        known = ", ".join(_added) or "none; our own are functions, as values.normal()"
+        raise SpecError(
+            f"{where}: no plugin gives a value profile {name!r}{did_you_mean(name, _added)} (known: {known})"
+        )
+    return _added[name]

@@ -21,7 +21,7 @@ from pytest_fusion.canary import Recorder
 from pytest_fusion.canary.evidence import events
 from pytest_fusion.canary.live import background
 from pytest_fusion.canary.recording import recorded_file
-from pytest_fusion.canary.recording.recorder import MOST_BUCKETS, OTHERS, PER_BUCKET, Bucket, Reservoir
+from pytest_fusion.canary.recording.recorder import MOST_BUCKETS, OTHERS, PER_BUCKET, Bucket
 from pytest_fusion.canary.recording.recordings import read
 from pytest_fusion.errors import CanaryError
 
@@ -127,14 +127,15 @@ def test_each_call_has_the_same_chance() -> None:
     assert all(25 < kept[number] < 100 for number in range(80))
 
 
-def test_classes_beyond_the_limit_are_counted_together() -> None:
+def test_classes_beyond_the_limit_are_counted_together(tmp_path: Path) -> None:
     """No class is made for the 257th shape, and its calls are still counted."""
-    reservoir = Reservoir(1, 4)
+    recorder = made(tmp_path)
     for i in range(MOST_BUCKETS + 5):
-        reservoir.bucket(str(i)).admit()
+        recorder(torch.empty(2 ** (i % 20), 2 ** (i // 20), device="meta"))
 
-    assert reservoir.calls()[OTHERS] == 5
-    assert len(reservoir.calls()) == MOST_BUCKETS + 1
+    calls = recorder.status()["calls"]
+    assert calls[OTHERS] == 5
+    assert len(calls) == MOST_BUCKETS + 1
 
 
 def test_threads_lose_no_call(tmp_path: Path) -> None:

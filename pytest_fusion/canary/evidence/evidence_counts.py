@@ -85,13 +85,8 @@ class Evidence:
 
     def pooled(self, metric: str, arm: Arm = "candidate") -> Tally:
         """The tally of a metric over all buckets."""
-        counts: Counter[int] = Counter()
-        broken = 0
-        for cell, tally in self.tallies.items():
-            if (cell.metric, cell.arm) == (metric, arm):
-                counts.update(tally.counts)
-                broken += tally.broken
-        return Tally(dict(sorted(counts.items())), broken)
+        found = (tally for cell, tally in self.tallies.items() if (cell.metric, cell.arm) == (metric, arm))
+        return sum(found, Tally())
 
     def as_json(self) -> dict[str, Any]:
         return {

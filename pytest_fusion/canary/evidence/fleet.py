@@ -271,7 +271,8 @@ def lines(one: Rollout, judgement: Judgement | None, rules: Rules, now: float) -
     yield f"{one.name}, rollout {one.rollout}: {one.incumbent} -> {one.candidate}"
     yield f"  processes: {listed}"
     newest = sorted(one.processes.values(), key=lambda process: -process.last)
-    yield from (f"    {_process(process, now)}" for process in newest[:_ROWS])
+    for process in newest[:_ROWS]:
+        yield f"    {process.process}  {process.state}  last event {max(0.0, now - process.last):,.0f} s ago"
     if len(newest) > _ROWS:
         yield f"    and {len(newest) - _ROWS} processes with older events"
     served = ", ".join(f"{arm} {many:,} in {state}" for (state, arm), many in one.served.items() if many)
@@ -287,10 +288,6 @@ def lines(one: Rollout, judgement: Judgement | None, rules: Rules, now: float) -
         yield from (f"    {reason}" for reason in judgement.reasons[:_REASONS])
         if len(judgement.reasons) > _REASONS:
             yield f"    and {len(judgement.reasons) - _REASONS} more; --json has them"
-
-
-def _process(process: Process, now: float) -> str:
-    return f"{process.process}  {process.state}  last event {max(0.0, now - process.last):,.0f} s ago"
 
 
 def _table(evidence: Evidence, rules: Rules) -> Iterator[str]:

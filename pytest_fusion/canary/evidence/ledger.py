@@ -71,12 +71,6 @@ class Ledger:
         with self._lock:
             self._counts[what if what in self._counts or len(self._counts) < _MOST_NAMES else "others"] += 1
 
-    def pass_by(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], why: str) -> None:
-        """Counts a call in shadow that is not compared; ``why`` if it was sampled but skipped."""
-        self.traffic.slot("shadow", args, kwargs)
-        if why:
-            self.count(f"skipped: {why}")
-
     def skip(self, reason: str) -> None:
         """Counts a call that was sampled but not compared."""
         # A reason with numbers (MiB) would make a new count for each.

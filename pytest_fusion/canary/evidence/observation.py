@@ -11,12 +11,8 @@ from typing import Any, Literal, Protocol
 HARD = ("nonfinite", "structure", "inputs", "hang")
 # The metric that each result counts for.
 _METRIC = {"violation": "violation", "error": "exception", **dict.fromkeys(HARD, "fault")}
-# The metrics that a run is an observation of. A run that raised has no values to compare.
-_REACHED = {
-    "exception": ("exception",),
-    "fault": ("exception", "fault"),
-    "violation": ("exception", "fault", "violation"),
-}
+# A run is an observation of each metric up to the one that happened: what raised has no values to compare.
+_METRICS = ("exception", "fault", "violation")
 
 
 def metrics_of(result: str) -> dict[str, bool]:
@@ -24,7 +20,8 @@ def metrics_of(result: str) -> dict[str, bool]:
     if result == "skipped":
         return {}
     worse = "" if result == "ok" else _METRIC[result]
-    return {metric: metric == worse for metric in _REACHED[worse or "violation"]}
+    reached = _METRICS[: _METRICS.index(worse) + 1] if worse else _METRICS
+    return {metric: metric == worse for metric in reached}
 
 
 @dataclass(frozen=True, slots=True)

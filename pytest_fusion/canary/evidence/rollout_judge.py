@@ -111,11 +111,6 @@ def _inconsistent(evidence: Evidence, rules: Rules) -> Iterator[str]:
 
 def _findings(evidence: Evidence, rules: Rules, total: int, intervals: bool) -> Iterator[Finding]:
     for metric in rules.metrics:
-        tallies = {
-            cell.bucket: tally
-            for cell, tally in evidence.tallies.items()
-            if (cell.metric, cell.arm) == (metric.name, "candidate")
-        }
         pooled = evidence.pooled(metric.name)
         off_scale = any(index >= metric.scale.size for index in pooled.counts)
         distrust = "counts that are not on its scale" if off_scale else _distrusted(metric, pooled, evidence, rules)
@@ -131,7 +126,7 @@ def _findings(evidence: Evidence, rules: Rules, total: int, intervals: bool) -> 
         family = max(rules.most_buckets, len(evidence.buckets()))
         for bucket in evidence.buckets():
             share = evidence.calls.get(bucket, 0) / total if total else 0.0
-            tally = tallies.get(bucket, Tally())
+            tally = evidence.tallies.get(Cell(metric.name, bucket), Tally())
             yield _finding(metric, bucket, tally, share, shared / family, rules, intervals, "", untested)
 
 

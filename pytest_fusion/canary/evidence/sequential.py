@@ -116,10 +116,9 @@ def _refuted(refutes: Callable[[float], bool], outer: float, inner: float) -> fl
     """The end of the refuted range between ``outer`` and ``inner``; ``outer`` where nothing is refuted."""
     unit = inner - outer
     # Bisects on a logarithmic grid, which resolves a rate of 10^-6 as well as one of one half.
-    refuted, open_ = 0.0, 1.0
-    if unit == 0 or not refutes(outer + unit * 1e-12):
+    refuted, open_ = 1e-12, 1.0
+    if unit == 0 or not refutes(outer + unit * refuted):
         return outer
-    refuted = 1e-12
     for _ in range(60):
         middle = math.sqrt(refuted * open_)
         if refutes(outer + unit * middle):

@@ -45,15 +45,12 @@ def remove(one: Tended) -> None:
         _tended.discard(one)
 
 
-def _refs() -> list[weakref.ref[Tended]]:
-    with _lock:
-        return [weakref.ref(one) for one in _tended]
-
-
 def _loop() -> None:
     while True:
         shortest = 60.0
-        for ref in _refs():
+        with _lock:
+            refs = [weakref.ref(one) for one in _tended]
+        for ref in refs:
             one = ref()
             if one is not None:
                 shortest = min(shortest, one.interval_s)
@@ -77,11 +74,11 @@ def _after_fork() -> None:
 
 def _at_exit() -> None:
     """Writes what is pending when a process ends normally."""
-    for ref in _refs():
-        one = ref()
-        if one is not None:
-            with contextlib.suppress(Exception):
-                one.at_exit()
+    with _lock:
+        tended = list(_tended)
+    for one in tended:
+        with contextlib.suppress(Exception):
+            one.at_exit()
 
 
 atexit.register(_at_exit)

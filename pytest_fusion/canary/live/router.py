@@ -35,7 +35,7 @@ from pytest_fusion.canary.live.comparing.measures import Measures
 from pytest_fusion.canary.live.comparing.pending import VARYING, Comparisons, Forms, form, structure
 from pytest_fusion.canary.live.disagreements import Disagreements
 from pytest_fusion.canary.live.policy import OFF, Policy
-from pytest_fusion.canary.live.sharing import CallSampler, current
+from pytest_fusion.canary.live.sharing import REQUEST, CallSampler
 from pytest_fusion.canary.live.state import Control
 from pytest_fusion.canary.live.watchdog import CandidateHungError, Watchdog
 from pytest_fusion.canary.recording.recorded_file import need_safetensors
@@ -105,6 +105,7 @@ class Canary:
         functools.update_wrapper(self, incumbent, updated=())
         self.name = name
         self.policy = policy
+        self.interval_s = policy.interval_s
         self._incumbent = incumbent
         self._candidate = candidate
         self._names = names_of(incumbent)
@@ -144,10 +145,6 @@ class Canary:
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """Binds like a function, so that a canary can replace a method."""
         return self if instance is None else functools.partial(self, instance)
-
-    @property
-    def interval_s(self) -> float:
-        return self.policy.interval_s
 
     @property
     def state(self) -> str:
@@ -294,7 +291,9 @@ class Canary:
             return self._incumbent(*args, **kwargs)
         finally:
             # After the launch, so that the device does not wait for the counting (5 us on an H200's host).
-            self._ledger.pass_by(args, kwargs, why)
+            self._ledger.traffic.slot("shadow", args, kwargs)
+            if why:
+                self._ledger.skip(why)
 
     def _arm(self, arm: str | None) -> Callable[..., Any]:
         return self._candidate if arm == "candidate" else self._incumbent
@@ -307,7 +306,7 @@ class Canary:
         if recorded():
             return self._recorded(args, kwargs, ticket)
         slot = self._ledger.traffic.slot(self._mode.state, args, kwargs)
-        if not self._sampler.serves(self._mode, current(), ticket):
+        if not self._sampler.serves(self._mode, REQUEST.get(), ticket):
             return self._incumbent(*args, **kwargs)
         signature = signature_of(args, kwargs)
         known = self._forms.get(signature)

@@ -17,7 +17,8 @@ from pytest_fusion.case import counter_random
 # Random numbers drawn at once: one by one they took 0.5 us a call, a third of a canary in shadow.
 _AT_ONCE_BITS = 10
 
-_KEY: ContextVar[str | None] = ContextVar("pytest_fusion_canary_request", default=None)
+# The key of the request that is running.
+REQUEST: ContextVar[str | None] = ContextVar("pytest_fusion_canary_request", default=None)
 
 
 @contextmanager
@@ -26,16 +27,11 @@ def request(key: object) -> Iterator[None]:
 
     Use the request's own id, the same on every rank of a tensor-parallel group: ranks that decide differently diverge.
     """
-    token = _KEY.set(str(key))
+    token = REQUEST.set(str(key))
     try:
         yield
     finally:
-        _KEY.reset(token)
-
-
-def current() -> str | None:
-    """The key of the request that is running, ``None`` outside of any."""
-    return _KEY.get()
+        REQUEST.reset(token)
 
 
 def position(seed: str, key: str) -> int:

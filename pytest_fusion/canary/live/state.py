@@ -77,38 +77,29 @@ class Control:
         self._report = report
         self._environment: Mapping[str, str] = os.environ if environment is None else environment
         self._clock = clock
-        self._lock = threading.RLock()
-        # Held while a file is read; a trip does not wait for it.
-        self._looking = threading.Lock()
-        self._file = None if policy.file is None else PatientFile(Path(policy.file))
+        self.after_fork()
         self._sources: tuple[Mode | None, Mode | None] = (None, None)
         self._called: Mode | None = None
         self._reported: dict[str, str] = {}
         self._filed: Mode | None = None
         self._file_seen = False
         self._file_read_at = clock()
-        self._rollout = policy.rollout
-        self._tripped = self._mark_of_a_trip()
-
-    @property
-    def rollout(self) -> str:
-        return self._rollout
-
-    @property
-    def tripped(self) -> str | None:
-        """Why it was tripped; ``None`` where it was not."""
-        return self._tripped
+        self.rollout = policy.rollout
+        # Why it was tripped.
+        self.tripped = self._mark_of_a_trip()
 
     def after_fork(self) -> None:
-        """Gives a forked child free locks, and a file without a reading thread."""
-        self._lock, self._looking = threading.RLock(), threading.Lock()
+        """Gives a new or a forked process free locks, and a file without a reading thread."""
+        self._lock = threading.RLock()
+        # Held while a file is read; a trip does not wait for it.
+        self._looking = threading.Lock()
         self._file = None if self._policy.file is None else PatientFile(Path(self._policy.file))
 
     @property
     def mode(self) -> Mode:
         """The mode by what `look` read last; touches no file."""
         with self._lock:
-            if self._tripped is not None:
+            if self.tripped is not None:
                 return OFF
             return _most_cautious((*self._sources, self._called)) or self._policy.mode
 
@@ -128,35 +119,33 @@ class Control:
     def trip(self, reason: str) -> bool:
         """Switches off until the next rollout. True if this call did so, False if it was tripped before."""
         with self._lock:
-            if self._tripped is not None:
+            if self.tripped is not None:
                 return False
-            self._tripped = reason
+            self.tripped = reason
             return True
 
     def leave_mark(self) -> None:
         """Writes the mark of a trip, for processes that start later. Raises nothing."""
-        path, reason = self._mark(), self._tripped
+        path, reason = self._mark(), self.tripped
         if path is None or reason is None:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(reason + "\n", encoding="utf-8")
         except OSError as error:
-            self._report_once(
-                "mark",
-                f"the mark of a trip was not written, so a restarted process will not know of it: {brief(error)}",
-            )
+            follows = "so a restarted process will not know of it"
+            self._report_once("mark", f"the mark of a trip was not written, {follows}: {brief(error)}")
 
     def rearm(self, rollout: str) -> None:
         """Starts another rollout, without the last one's trip. Raises ``CanaryError`` for the same id."""
         with self._lock:
-            if rollout == self._rollout:
+            if rollout == self.rollout:
                 raise CanaryError(
                     f"canary {self._name!r}: rollout {rollout!r} is running already, and a trip holds until it ends. "
                     "Give a new id, the same one in every process"
                 )
-            self._rollout = rollout
-            self._tripped = self._mark_of_a_trip()
+            self.rollout = rollout
+            self.tripped = self._mark_of_a_trip()
 
     def _from_environment(self) -> Mode | None:
         own = f"{ENVIRONMENT}_{re.sub(r'[^A-Za-z0-9]+', '_', self._name).upper()}"
@@ -180,12 +169,9 @@ class Control:
             return None
         try:
             self._filed = self._states(self._file.read())
-        except FileNotFoundError as error:
-            if self._file_seen:
-                return self._last_known(error)
-            return None
         except (OSError, ValueError, CanaryError) as error:
-            return self._last_known(error)
+            missing = isinstance(error, FileNotFoundError) and not self._file_seen
+            return None if missing else self._last_known(error)
         self._file_seen = True
         self._file_read_at = self._clock()
         self._reported.pop("file", None)
@@ -225,7 +211,7 @@ class Control:
     def _mark(self) -> Path | None:
         if self._policy.directory is None:
             return None
-        return mark_of(Path(self._policy.directory), self._name, self._rollout)
+        return mark_of(Path(self._policy.directory), self._name, self.rollout)
 
     def _mark_of_a_trip(self) -> str | None:
         path = self._mark()

@@ -18,16 +18,9 @@ class CandidateHungError(BaseException):
 class _Entry:
     since: float
     thread: int = field(default_factory=threading.get_ident)
-    # The call and the watchdog race to pop it, which is atomic: the winner decides how the run ends.
-    token: list[None] = field(default_factory=lambda: [None])
+    # The call and the watchdog race to acquire it, never waiting: the winner decides how the run ends.
+    ended: threading.Lock = field(default_factory=threading.Lock)
     sent: bool = False
-
-    def claim(self) -> bool:
-        try:
-            self.token.pop()
-        except IndexError:
-            return False
-        return True
 
 
 class Watchdog:
@@ -50,7 +43,7 @@ class Watchdog:
             try:
                 result = call(*args, **kwargs)
             finally:
-                if not entry.claim():
+                if not entry.ended.acquire(blocking=False):
                     # The interrupt is on its way, and must not reach code that runs after this frame.
                     while not entry.sent:
                         time.sleep(0.0005)
@@ -63,7 +56,7 @@ class Watchdog:
     def look(self) -> int:
         """Interrupts calls that run for too long and returns their number."""
         late = [entry for entry in list(self._running.values()) if time.monotonic() - entry.since > self._timeout_s]
-        caught = [entry for entry in late if entry.claim()]
+        caught = [entry for entry in late if entry.ended.acquire(blocking=False)]
         for entry in caught:
             try:
                 ctypes.pythonapi.PyThreadState_SetAsyncExc(

@@ -47,10 +47,6 @@ class Ran:
         """The result in JSON types, without default values."""
         return {"verdict": self.verdict, **{k: v for k, v in asdict(self).items() if v != _DEFAULTS.get(k)}}
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Ran:
-        return cls(**data)
-
 
 _DEFAULTS = asdict(Ran("pass"))
 
@@ -158,10 +154,8 @@ def classify(candidate: Ran, incumbent: Ran) -> tuple[Standing, str]:
 
 def _both_fail(candidate: Ran, incumbent: Ran) -> tuple[Standing, str]:
     if candidate.check != incumbent.check:
-        return (
-            "both-fail",
-            f"the candidate fails {candidate.check} ({candidate.reason}), the incumbent {incumbent.check}",
-        )
+        how = f"the candidate fails {candidate.check} ({candidate.reason}), the incumbent {incumbent.check}"
+        return "both-fail", how
     if candidate.check == "values":
         ours, theirs = candidate.ratio, incumbent.ratio
         if ours is not None and theirs is not None and ours > _FAR_WORSE * theirs:

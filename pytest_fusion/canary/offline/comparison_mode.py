@@ -11,7 +11,7 @@ import torch
 
 from pytest_fusion.canary.offline.case_pairs import Pair, Ran, classify, died
 from pytest_fusion.canary.offline.comparison import COSTS, Dead, Extra, Found, Lost, TwoKernels
-from pytest_fusion.canary.offline.comparison_verdict import Comparison, Evidence, conclude, without_evidence
+from pytest_fusion.canary.offline.comparison_verdict import Comparison, Evidence, conclude
 from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError, Opponent
 from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent
 from pytest_fusion.canary.offline.paired_latency import Sized, sizes, timings
@@ -63,9 +63,9 @@ class Compare:
             seen.notes += rival.close()
             comparison = conclude(seen, rival.about, rival.without)
         except NoOpponentError as error:
-            comparison = without_evidence("nodata", f"it has no incumbent: {error}", rival.about)
+            comparison = Comparison("nodata", (f"it has no incumbent: {error}",), rival.about)
         except CanaryError as error:
-            comparison = without_evidence("error", str(error), rival.about)
+            comparison = Comparison("error", (str(error),), rival.about)
         finally:
             rival.let_go()
         record = record_with(job, comparison, tally, rival)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
+from pytest_fusion.canary.evidence.promotion_rules import Role
+from pytest_fusion.canary.evidence.rollout_judge import Decision
 from pytest_fusion.canary.offline import metric_finding as metric
 from pytest_fusion.canary.offline.case_pairs import STANDINGS, Pair, Standing
-from pytest_fusion.canary.offline.metric_finding import FEWEST, Finding, Role, Timing
+from pytest_fusion.canary.offline.metric_finding import FEWEST, Finding, Timing
 from pytest_fusion.canary.offline.taken import Compiled, Spills
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.wording import did_you_mean
-
-Decision = Literal["promote", "hold", "rollback", "error", "nodata"]
 
 # The names for `--without`. Checks cannot be left out here, but by without= in the spec.
 METRICS = ("error", "determinism", "refusals", "hazards", "launches", "recompiles", "spills", "memory", "latency")
@@ -26,9 +26,9 @@ class Comparison:
 
     decision: Decision
     reasons: tuple[str, ...]
-    findings: tuple[Finding, ...]
-    counts: Mapping[str, int]
     incumbent: Mapping[str, Any]
+    findings: tuple[Finding, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)
     pairs: tuple[Pair, ...] = ()
     timings: tuple[Timing, ...] = ()
     notes: tuple[str, ...] = ()
@@ -68,11 +68,6 @@ def check_without(names: Collection[str]) -> tuple[str, ...]:
         if name not in METRICS:
             raise CanaryError(f"a canary cannot leave out {name!r}{did_you_mean(name, METRICS)}")
     return tuple(names)
-
-
-def without_evidence(decision: Decision, reason: str, incumbent: Mapping[str, Any]) -> Comparison:
-    """The result where no case could be compared."""
-    return Comparison(decision, (reason,), (), {}, incumbent)
 
 
 def conclude(seen: Evidence, incumbent: Mapping[str, Any], without: Collection[str] = ()) -> Comparison:
@@ -116,7 +111,7 @@ def conclude(seen: Evidence, incumbent: Mapping[str, Any], without: Collection[s
         decision, reasons = "promote", [f"no worse in {counts['passes']} cases that both pass{_known(counts)}"]
     listed: dict[str, int] = {name: counts[name] for name in STANDINGS if counts[name]}
     lists = tuple(seen.pairs), tuple(seen.timings), tuple(seen.notes)
-    return Comparison(decision, tuple(reasons), tuple(findings), listed, incumbent, *lists)
+    return Comparison(decision, tuple(reasons), incumbent, tuple(findings), listed, *lists)
 
 
 def _known(counts: Mapping[str, int]) -> str:

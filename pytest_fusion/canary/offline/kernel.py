@@ -32,7 +32,7 @@ from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import place, rewrite
 from pytest_fusion.run.pristine import synchronize
 from pytest_fusion.run.unguarded import bare
-from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.fusion_spec import FusionSpec, parameters_of
 from pytest_fusion.spec.promises import Tolerance
 from pytest_fusion.spec.wording import brief, out_of_memory
 
@@ -203,11 +203,8 @@ def release_memory(device: torch.device) -> None:
 
 def without_fixtures(fused: Callable[..., Any], extra: tuple[str, ...]) -> Callable[..., Any]:
     """``fused`` as a function that ignores the fixtures in ``extra`` that it does not take."""
-    try:
-        parameters = inspect.signature(fused).parameters
-    except (TypeError, ValueError):
-        return fused
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+    parameters = parameters_of(fused)
+    if parameters is None or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
         return fused
     dropped = [name for name in extra if name not in parameters]
     if not dropped:

@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 
+from pytest_fusion.canary.evidence.promotion_rules import Role
 from pytest_fusion.canary.offline.case_pairs import Pair
 from pytest_fusion.canary.offline.taken import Compiled, Spills
 from pytest_fusion.oracle import OutputLanes
@@ -69,7 +70,6 @@ def ratios(errors: Sequence[Mapping[str, tuple[float, float]]]) -> list[Ratio]:
 
 
 Status = Literal["pass", "worse", "better", "nodata", "error"]
-Role = Literal["critical", "ordinary", "muted"]
 _SIDES = ("candidate", "incumbent")
 # Smaller differences are not reported: blocks of an allocator, and a statistic or two of each row.
 _MEMORY_SHARE, _MEMORY_BYTES = 1.01, 1 << 20
@@ -144,12 +144,10 @@ def errors(pairs: Sequence[Pair]) -> Finding:
 def determinism(pairs: Sequence[Pair]) -> Finding:
     """The finding on outputs that may vary from run to run; others are judged by the checks."""
     new = [pair for pair in pairs if pair.candidate.varies and not pair.incumbent.varies and pair.standing == "passes"]
+    words = "varies from run to run nowhere that the incumbent does not"
     if new:
         words = f"varies from run to run in {len(new)} case(s) where the incumbent does not, as {new[0].text}"
-        return Finding("determinism", "worse", "ordinary", words, value=len(new))
-    return Finding(
-        "determinism", "pass", "ordinary", "varies from run to run nowhere that the incumbent does not", value=0
-    )
+    return Finding("determinism", "worse" if new else "pass", "ordinary", words, value=len(new))
 
 
 def refusals(pairs: Sequence[Pair]) -> Finding:
@@ -158,11 +156,9 @@ def refusals(pairs: Sequence[Pair]) -> Finding:
     if new:
         words = f"refuses {len(new)} case(s) that the incumbent takes, as {new[0].text}: {new[0].reason}"
         return Finding("refusals", "worse", "ordinary", words, value=len(new))
-    more = sum(pair.standing == "accepts" for pair in pairs)
-    if more:
-        return Finding(
-            "refusals", "better", "ordinary", f"takes {more} case(s) that the incumbent refuses", value=-more
-        )
+    if more := sum(pair.standing == "accepts" for pair in pairs):
+        words = f"takes {more} case(s) that the incumbent refuses"
+        return Finding("refusals", "better", "ordinary", words, value=-more)
     return Finding("refusals", "pass", "ordinary", "refuses nothing that the incumbent takes", value=0)
 
 
@@ -184,19 +180,16 @@ def launches(pairs: Sequence[Pair]) -> Finding:
     known = [(pair, pair.launches) for pair in pairs if pair.launches is not None]
     if not known:
         return Finding("launches", "nodata", "critical", "launches could not be counted for both in any case")
-    more = [(pair, ours - theirs) for pair, (ours, theirs) in known if ours > theirs]
+    more = [(pair, ours, theirs) for pair, (ours, theirs) in known if ours > theirs]
     if more:
-        pair, by = max(more, key=lambda one: one[1])
-        assert pair.launches is not None
-        words = f"launches {pair.launches[0]} kernels where the incumbent launches {pair.launches[1]}, as {pair.text}"
+        pair, ours, theirs = max(more, key=lambda one: one[1] - one[2])
+        words = f"launches {ours} kernels where the incumbent launches {theirs}, as {pair.text}"
         words += f" ({pair.more})" if pair.more else ""
         words += f"; more in {len(more)} of {len(known)} case(s) counted"
-        return Finding("launches", "worse", "critical", words, value=by)
-    fewer = sum(ours < theirs for _, (ours, theirs) in known)
-    if fewer:
-        return Finding(
-            "launches", "better", "critical", f"launches fewer kernels in {fewer} of {len(known)} case(s) counted"
-        )
+        return Finding("launches", "worse", "critical", words, value=ours - theirs)
+    if fewer := sum(ours < theirs for _, (ours, theirs) in known):
+        words = f"launches fewer kernels in {fewer} of {len(known)} case(s) counted"
+        return Finding("launches", "better", "critical", words)
     return Finding("launches", "pass", "critical", f"as many kernels in {len(known)} case(s) counted", value=0)
 
 
@@ -204,9 +197,8 @@ def memory(pairs: Sequence[Pair]) -> Finding:
     """The finding on the peak of memory on a GPU."""
     known = [(pair, pair.memory) for pair in pairs if pair.memory is not None]
     if not known:
-        return Finding(
-            "memory", "nodata", "ordinary", "peak memory was not measured: that takes a GPU, in both processes"
-        )
+        words = "peak memory was not measured: that takes a GPU, in both processes"
+        return Finding("memory", "nodata", "ordinary", words)
     more = [
         (pair, ours - theirs)
         for pair, (ours, theirs) in known

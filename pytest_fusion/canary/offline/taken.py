@@ -53,10 +53,9 @@ def spills(
     spec: FusionSpec, sized: Iterable[tuple[str, Case]], device: torch.device, extra: Mapping[str, Any]
 ) -> Spills:
     """The spills of all Triton kernels that a call launches at these sizes: run on a GPU, else only compiled."""
-    found = [(text, _ran(spec, case, device, extra)) for text, case in sized] if device.type == "cuda" else None
     try:
-        if found is None:
-            found = _ahead(spec, sized)
+        on_gpu = device.type == "cuda"
+        found = [(text, _ran(spec, case, device, extra)) for text, case in sized] if on_gpu else _ahead(spec, sized)
     except Exception as error:  # noqa: BLE001 - the checks have their verdict; here it is a number or none
         return Spills({}, {}, TARGET, brief(error)[:300])
     where = next((one.target for _, (all_, _) in found for one in all_), TARGET)

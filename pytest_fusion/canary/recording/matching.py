@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.value_json import decode
 from pytest_fusion.errors import ReplayError
 from pytest_fusion.spec.dims import Size, Term
-from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.fusion_spec import FusionSpec, parameters_of
 from pytest_fusion.spec.inputs import ConstantSpec, DerivedSpec, OptionalSpec, StrategySpec, TensorSpec, unwrap
 from pytest_fusion.spec.values import ValueProfile
 from pytest_fusion.spec.wording import brief
@@ -78,16 +77,13 @@ class _Matching:
         for name, declared in self.spec.inputs.items():
             self._input(name, declared)
         self._others()
-        try:
-            sizes = solve(self.spec, self.shapes, self._hints(), self._unused())
-        except UnsolvedError as error:
-            raise UnmatchedError(str(error)) from None
+        sizes = solve(self.spec, self.shapes, self._hints(), self._unused())
         dtype = self._dtype()
         entries = {
             name: self._tensor(name, inner, sizes)
             if name in self.shapes
             else TensorCase(inner.dtypes[0] if inner.dtypes else dtype, regime=inner.plainest)
-            for name, inner in self._tensor_inputs()
+            for name, inner in self.spec.tensors.items()
         }
         case = Case(sizes, dtype, entries, tuple(sorted(self.absent)), self.drawn, self.seed)
         wrong = misfit(self.spec, case)
@@ -95,10 +91,6 @@ class _Matching:
             raise UnmatchedError(wrong)
         self._sharing()
         return Matched(case, self.notes)
-
-    def _tensor_inputs(self) -> list[tuple[str, TensorSpec]]:
-        found = ((name, unwrap(declared)) for name, declared in self.spec.inputs.items())
-        return [(name, inner) for name, inner in found if isinstance(inner, TensorSpec)]
 
     def _input(self, name: str, declared: Any) -> None:
         inner, node = unwrap(declared), self.nodes.get(name)
@@ -144,10 +136,7 @@ class _Matching:
 
     def _others(self) -> None:
         """Raises ``UnmatchedError`` for an argument that the spec lacks, unless it has the kernel's default."""
-        try:
-            parameters = inspect.signature(self.spec.fused).parameters
-        except (TypeError, ValueError):
-            parameters = {}  # type: ignore[assignment]
+        parameters = parameters_of(self.spec.fused) or {}
         for name, node in self.nodes.items():
             if name in self.spec.inputs or node.get("default") or _value(node) is None:
                 continue
@@ -174,7 +163,7 @@ class _Matching:
     def _unused(self) -> frozenset[str]:
         """The dims that only absent inputs have."""
         used = {name for inner, _ in self.shapes.values() for name in inner.shape.names}
-        absent = {n for name, inner in self._tensor_inputs() if name in self.absent for n in inner.shape.names}
+        absent = {n for name, inner in self.spec.tensors.items() if name in self.absent for n in inner.shape.names}
         return frozenset(absent - used)
 
     def _dtype(self) -> str:
@@ -237,8 +226,9 @@ class _Matching:
         node = self.nodes[name]
         seen = dict(node.get("values") or {})
         profile = inner.values
-        follows = profile is None or (isinstance(profile, ValueProfile) and profile.kind in RECORDED_AS)
-        if follows:
+        follows = profile is None
+        if isinstance(profile, ValueProfile) and profile.kind in RECORDED_AS:
+            follows = True
             self._within(name, profile, seen, sizes)
         ends = {key: float(seen.get(key) or 0.0) for key in ("low", "high", "absolute")}
         extreme = recorded_values.extreme(torch_dtype(str(node["dtype"])), **ends)
@@ -258,10 +248,8 @@ class _Matching:
         sums = {key: float(seen.get(key) or 0.0) for key in _SUMS}
         return str(recorded_values.fitted(**sums, **shares, extreme=float(extreme)))
 
-    def _within(self, name: str, profile: Any, seen: Mapping[str, Any], sizes: Mapping[str, Size]) -> None:
+    def _within(self, name: str, profile: ValueProfile, seen: Mapping[str, Any], sizes: Mapping[str, Size]) -> None:
         """Raises ``UnmatchedError`` for values that the spec's profile excludes."""
-        if profile is None:
-            return
         if _non_finite(seen) and profile.kind != "default":
             raise UnmatchedError(f"{name!r} held NaN or infinities, which values={profile} excludes")
         bounds = bounds_of(profile, sizes)
@@ -315,18 +303,14 @@ def _shown(node: Mapping[str, Any]) -> str:
 _TRIED = 128
 
 
-class UnsolvedError(Exception):
-    """The shapes of a call do not fit the spec, or leave a dim undetermined; the message is a clause."""
-
-
 def solve(
     spec: FusionSpec,
     tensors: Mapping[str, tuple[TensorSpec, tuple[int, ...]]],
     hints: Mapping[str, int],
     unused: frozenset[str],
 ) -> dict[str, Size]:
-    """A size for every dim of the spec, from the shapes of the call's ``tensors``. Raises ``UnsolvedError``. Other dims
-    take their hint (a plain argument, a bound of recorded indices), their only size, or, if ``unused`` (in absent
+    """A size for every dim of the spec, from the shapes of the call's ``tensors``. Raises ``UnmatchedError``. Other
+    dims take their hint (a plain argument, a bound of recorded indices), their only size, or, if ``unused`` (in absent
     inputs), any."""
     found: dict[str, Size] = {}
     equations: list[tuple[str, Term, int]] = []
@@ -346,17 +330,23 @@ def solve(
         if wanted is None and name in unused:
             wanted = max(bound.min, 1)
         if wanted is None:
-            raise UnsolvedError(f"the size of {name!r} follows from no argument of the call")
+            raise UnmatchedError(f"the size of {name!r} follows from no argument of the call")
         try:
             found[name] = admissible.fit(wanted, bound, found)
         except ImpossibleCase as error:
-            raise UnsolvedError(f"{name!r} has no size: {error}") from None
+            raise UnmatchedError(f"{name!r} has no size: {error}") from None
     for name in spec.batch_names:
         if name not in found:
             if name not in unused:
-                raise UnsolvedError(f"the sizes of '*{name}' follow from no argument of the call")
+                raise UnmatchedError(f"the sizes of '*{name}' follow from no argument of the call")
             found[name] = ()
-    _check(tensors, found)
+    for name, (inner, shape) in tensors.items():
+        try:
+            made = inner.shape.evaluate(found)
+        except ZeroDivisionError:
+            made = ()
+        if made != shape:
+            raise UnmatchedError(f"{name!r} has the shape {shape} where {inner.shape.text!r} is {made}")
     return found
 
 
@@ -367,14 +357,14 @@ def _equations(
     terms = inner.shape.terms
     extra = len(shape) - sum(not term.batch for term in terms)
     if extra < 0 or (extra and not any(term.batch for term in terms)):
-        raise UnsolvedError(f"{name!r} has {len(shape)} dimensions where the spec has {inner.shape.text!r}")
+        raise UnmatchedError(f"{name!r} has {len(shape)} dimensions where the spec has {inner.shape.text!r}")
     equations, axis = [], 0
     for term in terms:
         if term.batch:
             batch = shape[axis : axis + extra]
             axis += extra
             if found.setdefault(term.names[0], batch) != batch:
-                raise UnsolvedError(f"'*{term.names[0]}' is {found[term.names[0]]} and, in {name!r}, {batch}")
+                raise UnmatchedError(f"'*{term.names[0]}' is {found[term.names[0]]} and, in {name!r}, {batch}")
         else:
             equations.append((name, term, shape[axis]))
             axis += 1
@@ -382,7 +372,7 @@ def _equations(
 
 
 def _solved(name: str, term: Term, size: int, found: dict[str, Size]) -> bool:
-    """Whether the equation is solved. Raises ``UnsolvedError`` where it does not hold."""
+    """Whether the equation is solved. Raises ``UnmatchedError`` where it does not hold."""
     unknown = [one for one in term.names if one not in found]
     if len(unknown) > 1:
         return False
@@ -391,10 +381,10 @@ def _solved(name: str, term: Term, size: int, found: dict[str, Size]) -> bool:
         if len(solutions) != 1:
             if solutions:
                 return False  # a quotient: another tensor may decide
-            raise UnsolvedError(f"{name!r} has a size of {size} where the spec has {term.text!r}")
+            raise UnmatchedError(f"{name!r} has a size of {size} where the spec has {term.text!r}")
         found[unknown[0]] = solutions[0]
     if _term_value(term, found) != size:
-        raise UnsolvedError(f"{name!r} has a size of {size} where {term.text!r} is {_term_value(term, found)}")
+        raise UnmatchedError(f"{name!r} has a size of {size} where {term.text!r} is {_term_value(term, found)}")
     return True
 
 
@@ -419,13 +409,3 @@ def _solutions(term: Term, unknown: str, size: int, found: Mapping[str, Size]) -
         candidates = [size * part + rest for part in divisors for rest in range(part)]
     fitting = sorted({value for value in candidates if value >= 0 and at(value) == size})
     return fitting[:2]
-
-
-def _check(tensors: Mapping[str, tuple[TensorSpec, tuple[int, ...]]], found: Mapping[str, Size]) -> None:
-    for name, (inner, shape) in tensors.items():
-        try:
-            made = inner.shape.evaluate(found)
-        except ZeroDivisionError:
-            made = ()
-        if made != shape:
-            raise UnsolvedError(f"{name!r} has the shape {shape} where {inner.shape.text!r} is {made}")

@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import json
 import shutil
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,6 @@ class TensorFiles:
 
 SUFFIX = ".recording.jsonl"
 SCHEMA = 1
-_TENSORS = ".tensors"
 
 
 @dataclass(slots=True)
@@ -86,16 +85,10 @@ class RecordedFile:
             found[str(bucket)] = max(found.get(str(bucket), 0), int(calls))
         return found
 
-    def events(self) -> Iterator[Event]:
-        """The events that still count."""
-        yield from (event for event in (self.head, self.counts) if event is not None)
-        yield from self.calls.values()
-        yield from self.finds
-
 
 def tensors_of(path: Path) -> Path:
     """The folder of the tensor files that belong to a recording."""
-    return path.with_name(path.name.removesuffix(".jsonl") + _TENSORS)
+    return path.with_name(path.name.removesuffix(".jsonl") + ".tensors")
 
 
 def load(path: Path, now: float, keep_s: float | None = None) -> RecordedFile:
@@ -128,7 +121,9 @@ def load(path: Path, now: float, keep_s: float | None = None) -> RecordedFile:
 def shorten(path: Path, now: float, keep_s: float) -> RecordedFile:
     """Rewrites a file atomically with the events that count, and no call older than ``keep_s``. Raises ``OSError``."""
     found = load(path, now, keep_s)
-    lines = [json.dumps(event, separators=(",", ":"), default=str).encode() + b"\n" for event in found.events()]
+    heads = [event for event in (found.head, found.counts) if event is not None]
+    events = (*heads, *found.calls.values(), *found.finds)
+    lines = [json.dumps(event, separators=(",", ":"), default=str).encode() + b"\n" for event in events]
     replace_whole(path, b"".join(lines), PRIVATE)
     return found
 

@@ -69,32 +69,6 @@ class Bucket:
         return ((counter_random.element(self._seed, self._drawn) >> 12) + 0.5) * 2.0**-52
 
 
-class Reservoir:
-    """Buckets by name, created on first use; at most ``MOST_BUCKETS`` and ``OTHERS``."""
-
-    def __init__(self, seed: int, most: int) -> None:
-        self._seed = seed
-        self._most = most
-        self._lock = threading.RLock()
-        self._buckets: dict[str, Bucket] = {}
-
-    def bucket(self, name: str) -> Bucket:
-        """The bucket of this name, or ``OTHERS`` where there are too many."""
-        found = self._buckets.get(name)
-        if found is not None:
-            return found
-        with self._lock:
-            if name not in self._buckets and len(self._buckets) >= MOST_BUCKETS:
-                name = OTHERS
-            if name not in self._buckets:
-                self._buckets[name] = Bucket(name, counter_random.mix(self._seed, name), self._most)
-            return self._buckets[name]
-
-    def calls(self) -> dict[str, int]:
-        with self._lock:
-            return {name: bucket.calls for name, bucket in self._buckets.items()}
-
-
 ENVIRONMENT = "PYTEST_FUSION_RECORD"
 # Calls of each bucket in the sample.
 PER_BUCKET = 64
@@ -205,8 +179,8 @@ class Recorder:
         self._begin()
 
     def _begin(self) -> None:
-        process = counter_random.mix("recording", socket.gethostname(), os.getpid(), time.time_ns())
-        self._reservoir = Reservoir(process, PER_BUCKET)
+        self._seed = counter_random.mix("recording", socket.gethostname(), os.getpid(), time.time_ns())
+        self._buckets: dict[str, Bucket] = {}
         self._shapes: dict[object, Bucket] = {}
         self._waiting: deque[_Seen] = deque()
         self._counts: Counter[str] = Counter()
@@ -247,7 +221,7 @@ class Recorder:
         return {
             "name": self.name,
             "recording": self._on,
-            "calls": self._reservoir.calls(),
+            "calls": self._calls(),
             "skipped": skipped,
             "waiting": len(self._waiting),
             "file": str(self._log.path),
@@ -258,7 +232,7 @@ class Recorder:
     def flush(self) -> None:
         """Writes calls whose numbers are on the host; a thread does this every ``interval_s``. Raises nothing."""
         with self._tending:
-            calls = self._reservoir.calls()
+            calls = self._calls()
             if calls and not self._headed:
                 self._headed = True
                 facts = {"schema": recorded_file.SCHEMA, "keep_s": self._keep_s, "tensors": bool(self._call_bytes)}
@@ -305,7 +279,7 @@ class Recorder:
         shapes = shapes_of(args, kwargs)
         bucket = self._shapes.get(shapes)
         if bucket is None:
-            bucket = self._reservoir.bucket(bucket_of(args, kwargs))
+            bucket = self._bucket(bucket_of(args, kwargs))
             if len(self._shapes) >= _MOST_SHAPES:
                 self._shapes.clear()
             self._shapes[shapes] = bucket
@@ -319,6 +293,19 @@ class Recorder:
         room = self._tensor_bytes - sum(seen.found.held_bytes for seen in list(self._waiting))
         found = DescribedCall(self._binding(args, kwargs), keep_bytes=min(self._call_bytes, max(room, 1.0)))
         self._waiting.append(_Seen(bucket, number, place, found))
+
+    def _bucket(self, name: str) -> Bucket:
+        """The bucket of this name, or ``OTHERS`` where there are too many."""
+        with self._lock:
+            if name not in self._buckets and len(self._buckets) >= MOST_BUCKETS:
+                name = OTHERS
+            if name not in self._buckets:
+                self._buckets[name] = Bucket(name, counter_random.mix(self._seed, name), PER_BUCKET)
+            return self._buckets[name]
+
+    def _calls(self) -> dict[str, int]:
+        with self._lock:
+            return {name: bucket.calls for name, bucket in self._buckets.items()}
 
     def _skip(self, reason: str) -> None:
         with self._lock:

@@ -21,6 +21,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import did_you_mean
 
 PathLike = str | os.PathLike[str]
+Paths = PathLike | Iterable[PathLike]
 # Different reasons in a summary; others are counted together.
 _MOST_REASONS = 50
 _OTHERS = "others"
@@ -104,10 +105,13 @@ class Cases:
         return found + [f"in {count} cases {note}" for note, count in notes.most_common(_MOST_REASONS)]
 
 
-def read(paths: PathLike | Iterable[PathLike], name: str | None = None, *, now: float | None = None) -> Calls:
-    """The calls of ``name``, or of the only function, in recordings: files or folders. Raises ``CanaryError``."""
+def read(paths: Paths, name: str | None = None, *, default: str = "", now: float | None = None) -> Calls:
+    """The calls of ``name``, by default of ``default`` or of the only function, in recordings: files or folders.
+    Raises ``CanaryError``."""
     files = [_load(path, time.time() if now is None else now) for path in _files(paths)]
     names = sorted({file.name for file in files if file.name})
+    if name is None and default in names:
+        name = default
     if name is None and len(names) > 1:
         raise CanaryError(f"there are recordings of {', '.join(names)}; choose one, as in name={names[0]!r}")
     if not names or (name is not None and name not in names):
@@ -117,7 +121,7 @@ def read(paths: PathLike | Iterable[PathLike], name: str | None = None, *, now: 
 
 
 def cases(
-    paths: PathLike | Iterable[PathLike],
+    paths: Paths,
     spec: FusionSpec,
     *,
     name: str | None = None,
@@ -128,7 +132,7 @@ def cases(
     """The cases of ``spec`` in the recording ``name``, by default the spec's or the only one. Raises ``CanaryError``.
     ``rename`` maps recorded parameters to inputs, or to ``None`` to ignore them (``self``). ``per_bucket`` bounds the
     cases of a class of shapes, which then also represent the calls left out."""
-    calls = read(paths, name if name is not None else _name(paths, spec), now=now)
+    calls = read(paths, name, default=spec.name, now=now)
     found: list[RecordedCase] = []
     unmatched: dict[str, float] = {}
     for call in _at_most(calls.sampled, per_bucket):
@@ -183,12 +187,7 @@ def write_replay(
     return path
 
 
-def _name(paths: PathLike | Iterable[PathLike], spec: FusionSpec) -> str | None:
-    names = {file.name for file in (_load(path, 0.0) for path in _files(paths))}
-    return spec.name if spec.name in names else None
-
-
-def _files(paths: PathLike | Iterable[PathLike]) -> list[Path]:
+def _files(paths: Paths) -> list[Path]:
     given = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
     found: dict[Path, None] = {}
     for path in given:
@@ -209,7 +208,7 @@ def _load(path: Path, now: float) -> RecordedFile:
     return file
 
 
-def _shown(paths: PathLike | Iterable[PathLike]) -> str:
+def _shown(paths: Paths) -> str:
     return os.fspath(paths) if isinstance(paths, str | os.PathLike) else ", ".join(os.fspath(path) for path in paths)
 
 

@@ -234,7 +234,7 @@ def test_a_report_is_plain_data() -> None:
     """All of it goes through JSON, with every pair in it."""
     found = json.loads(json.dumps(judged([*passing(), pair(FAIL, FAIL)]).as_json()))
     assert (found["verdict"], len(found["pairs"]), found["counts"]) == ("promote", 31, {"known-bad": 1, "passes": 30})
-    assert Ran.from_json(found["pairs"][30]["candidate"]) == FAIL
+    assert Ran(**found["pairs"][30]["candidate"]) == FAIL
 
 
 def test_a_hazard_of_the_candidate_alone_holds_it() -> None:
@@ -246,4 +246,4 @@ def test_a_hazard_of_the_candidate_alone_holds_it() -> None:
     assert hazards([pair(waits, both)]).status == "better"
     assert hazards([pair(waits, waits)]).status == "pass"
     assert hazards([pair(TOO_LARGE, waits)]).status == "pass"
-    assert Ran.from_json(both.as_json()) == both
+    assert Ran(**both.as_json()) == both

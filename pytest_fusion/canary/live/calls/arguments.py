@@ -6,6 +6,7 @@ import inspect
 import itertools
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -120,14 +121,14 @@ class Ticker:
         return value
 
 
+@dataclass(slots=True, eq=False)
 class Slot:
     """The counters of one bucket in one state. ``unverified`` calls were served by the candidate and not compared."""
 
-    __slots__ = ("bucket", "calls", "candidate", "unverified")
-
-    def __init__(self, bucket: str) -> None:
-        self.bucket = bucket
-        self.calls, self.candidate, self.unverified = Ticker(), Ticker(), Ticker()
+    bucket: str
+    calls: Ticker = field(default_factory=Ticker)
+    candidate: Ticker = field(default_factory=Ticker)
+    unverified: Ticker = field(default_factory=Ticker)
 
 
 class Calls(NamedTuple):

@@ -55,9 +55,8 @@ def copies_of(
     most_bytes: float,
 ) -> Copies:
     """Copies of all tensors, or of those in ``only``; waits for no device. Raises ``CannotCopyError`` first."""
-    arguments = named(args, kwargs)
     chosen: dict[int, tuple[str, Tensor]] = {}
-    for name, value in arguments.items():
+    for name, value in named(args, kwargs).items():
         if only is not None and name not in only:
             continue
         for tensor in tensors_of(value):

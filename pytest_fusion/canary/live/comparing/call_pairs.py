@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -25,16 +26,14 @@ def clock_of(devices: Iterable[torch.device]) -> torch.device | None:
     return found.pop() if found else None
 
 
+@dataclass(slots=True, eq=False)
 class Span:
     """A time measurement. ``begin`` and ``end`` wait for no device; ``seconds`` is for another thread. A device
     measures GPU time where work is queued, plus the launch where the GPU is idle; the host measures wall-clock time."""
 
-    __slots__ = ("_device", "_start", "_stop")
-
-    def __init__(self, device: torch.device | None) -> None:
-        self._device = device
-        self._start: Any = None
-        self._stop: Any = None
+    device: torch.device | None
+    _start: Any = None
+    _stop: Any = None
 
     def begin(self) -> None:
         self._start = self._now()
@@ -43,9 +42,9 @@ class Span:
         self._stop = self._now()
 
     def _now(self) -> Any:
-        if self._device is None:
+        if self.device is None:
             return time.perf_counter()
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(self.device):
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
             event.record()
         return event
@@ -66,7 +65,7 @@ class Span:
         """The duration; ``None`` until the device has finished, or if it never began."""
         if self._start is None or self._stop is None:
             return None
-        if self._device is None:
+        if self.device is None:
             return float(self._stop - self._start)
         if not self._stop.query():
             return None
@@ -109,16 +108,12 @@ class Pairs:
 
     def __init__(self, share: float) -> None:
         self._share = share
-        self._seeds = (0, 0, 0)
+        self._seeds: tuple[int, ...] = (0, 0, 0)
         self.clear()
 
     def seed(self, seed: int) -> None:
         """Sets the seed of the random choices: equal seeds time equal calls."""
-        self._seeds = (
-            counter_random.mix(seed, "timed"),
-            counter_random.mix(seed, "itself"),
-            counter_random.mix(seed, "first"),
-        )
+        self._seeds = tuple(counter_random.mix(seed, choice) for choice in ("timed", "itself", "first"))
 
     def clear(self) -> None:
         """Forgets all pairs, as in a forked child."""

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -111,8 +112,7 @@ class Remote:
         return self._process.request(op, seconds=self._seconds, pulse=self.pulse, case=case.as_json(), **what)
 
     def judge(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
-        answer = self._request("judge", case, again=again, alone=alone)
-        return Ran.from_json(answer["ran"])
+        return Ran(**self._request("judge", case, again=again, alone=alone)["ran"])
 
     def measure(self, case: Case) -> Measured:
         file = self._process.folder / "results"
@@ -151,11 +151,12 @@ class Remote:
 Opponent = Kernel | Remote
 
 
+@dataclass(frozen=True, slots=True)
 class RemoteTimer:
     """Times a batch of calls in the other process, in its device seconds; ``source`` is a digest of the function."""
 
-    def __init__(self, remote: Remote, source: str) -> None:
-        self._remote, self.source = remote, source
+    remote: Remote
+    source: str
 
     def seconds(self) -> float:
-        return self._remote.sample()
+        return self.remote.sample()

@@ -104,13 +104,9 @@ def _git(folder: Path, *words: str) -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, **_ENVIRONMENT}
     for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
         environment.pop(name, None)  # a hook's are those of another repository
+    command = ["git", "--no-pager", "-C", os.fspath(folder), *words]
     try:
-        return subprocess.run(
-            ["git", "--no-pager", "-C", os.fspath(folder), *words],
-            env=environment,
-            capture_output=True,
-            check=False,
-        )
+        return subprocess.run(command, env=environment, capture_output=True, check=False)
     except OSError as error:
         raise CanaryError(f"an incumbent that is a git revision needs git, which cannot be run: {error}") from None
 
@@ -311,12 +307,11 @@ class Incumbent:
                 self.end()
                 raise
         if not self._process.running:
-            python = self.named.target if self.named.kind == "python" else sys.executable
-            start = self._there(self.setting.start)
             foreign = self.named.kind == "python"
-            self._process.start(
-                python, self._settings(), start=start if start.is_dir() else self._there(self._top()), foreign=foreign
-            )
+            python = self.named.target if foreign else sys.executable
+            start = self._there(self.setting.start)
+            start = start if start.is_dir() else self._there(self._top())
+            self._process.start(python, self._settings(), start=start, foreign=foreign)
         return self._process
 
     def _request_open(self, process: Process) -> None:

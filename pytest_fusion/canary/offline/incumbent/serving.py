@@ -149,13 +149,6 @@ def _serve_specs(link: _Link) -> None:
             _answer_all(link, spec, device, {})
 
 
-def _imported(settings: Mapping[str, Any]) -> list[str]:
-    """Files of the work tree that were imported: foreign to a revision, shared by two environments."""
-    ours = Path(__file__).resolve().parents[3]
-    checkout = [Path(settings["checkout"])] if settings.get("checkout") else []
-    return imported_from(Path(settings["top"]), (ours, *caches(), *checkout))
-
-
 def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, Any]) -> None:
     """Answers the requests for the kernel of one spec, until it is closed."""
     from pytest_fusion.canary.offline.incumbent.served_kernel import ServedKernel
@@ -173,7 +166,11 @@ def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, 
     while True:
         message = link.next()
         if message["op"] == "close":
-            link.answer(**{"foreign" if link.settings.get("checkout") else "shared": _imported(link.settings)})
+            # Files of the work tree that were imported: foreign to a revision, shared by two environments.
+            checkout = [Path(folder)] if (folder := link.settings.get("checkout")) else []
+            ours = Path(__file__).resolve().parents[3]
+            found = imported_from(Path(link.settings["top"]), (ours, *caches(), *checkout))
+            link.answer(**{"foreign" if checkout else "shared": found})
             return
         try:
             link.answer(**served.answer(message))

@@ -160,13 +160,14 @@ def _called(
 ) -> Outcome:
     arena = placed.arena
     watch = Watch(arena.device, fill or arena.fill)
+    described = Described(arena, watch)
     outcome = Outcome(watch=watch)
     try:
         with (
             _launches(outcome.launches, programs),
             into(outcome.findings),
             most_alone(_MOST_ALONE),
-            described_by(Described(arena, watch)),
+            described_by(described, described.hidden),
             judged_lanes() as undefined,
             watch,
         ):
@@ -203,13 +204,12 @@ class Described:
     A kernel may write only own elements of an input (``arena``), but also the padding of what it allocates (``watch``).
     """
 
-    def __init__(self, arena: Arena | None, watch: Watch) -> None:
+    def __init__(self, arena: Arena, watch: Watch) -> None:
         self._arena, self._watch = arena, watch
         self._known: dict[int, tuple[Region, Facts]] = {}
 
     def __call__(self, address: int) -> Facts | None:
-        own = self._arena.region(address) if self._arena is not None else None
-        region = own or self._watch.region(address)
+        region = self._arena.region(address) or self._watch.region(address)
         if region is None:
             return None
         known = self._known.get(address)
@@ -224,11 +224,10 @@ class Described:
 
     def hidden(self) -> frozenset[int]:
         """Addresses of the blocks around the guarded tensors."""
-        inputs = self._arena.blocks() if self._arena is not None else frozenset()
-        return inputs | self._watch.blocks()
+        return self._arena.blocks() | self._watch.blocks()
 
     def _described(self, region: Region) -> Facts:
-        if self._arena is not None and self._arena.region(region.address) is region:
+        if self._arena.region(region.address) is region:
             return Facts(own=_own(region))
         if not self._watch.fresh(region.address):
             return Facts()

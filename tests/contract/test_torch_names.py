@@ -48,6 +48,7 @@ NAMES: dict[str, Callable[[Any], bool]] = {
         has("aten::reshape", "CompositeImplicitAutograd") and not has("aten::add.Tensor", "CompositeImplicitAutograd")
     ),
     "torch._C._dispatch_has_computed_kernel_for_dispatch_key": lambda has: has("aten::add.Tensor", "CPU"),
+    "torch.autograd._engine_run_backward": callable,
     "torch._C._demangle": lambda demangled: (demangled("_Z1fi"), demangled("_Z?")) == ("f(int)", "_Z?"),
     "torch._C._len_torch_dispatch_stack": lambda length: length() == 0,
     "torch._ops.OpOverload": _has("redispatch", "decompose", "name", "tags", "namespace", "overloadpacket"),

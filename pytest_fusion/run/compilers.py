@@ -80,7 +80,6 @@ def refuses(error: BaseException) -> bool | None:
 
 
 def graphs() -> int:
-    """How many graphs torch.compile has made in this process."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])

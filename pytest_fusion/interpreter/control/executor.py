@@ -70,7 +70,6 @@ _listeners: list[Callable[[Execution], None]] = []
 
 
 def executing(wanted: Mode) -> AbstractContextManager[None]:
-    """Run launches in this mode."""
     return holding(_settings, mode=wanted)
 
 
@@ -125,7 +124,6 @@ class ProgramError(Exception):
 
 
 def mode() -> Mode:
-    """How launches run now."""
     if _settings.mode is not None:
         return _settings.mode
     return "serial" if os.environ.get(ENVIRONMENT) == "serial" else "batched"

@@ -286,7 +286,6 @@ class Regions:
         return view
 
     def region(self, address: int, nbytes: int) -> Region:
-        """The region of a storage."""
         found = self._regions.get(address)
         if found is None or found.nbytes < nbytes:
             found = self._regions[address] = Region(address, nbytes, _facts(address))

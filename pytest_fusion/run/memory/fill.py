@@ -81,7 +81,6 @@ def word(dtype: torch.dtype, fill: str, variant: int = 0) -> tuple[torch.dtype, 
 
 
 def supported(dtype: torch.dtype) -> bool:
-    """Whether ``dtype`` has a fill pattern."""
     try:
         pattern(dtype, FILLS[0])
     except ValueError:

@@ -111,11 +111,9 @@ class Watch:
         return self._written.pop(address, [])
 
     def blocks(self) -> frozenset[int]:
-        """Addresses of the guarded blocks."""
         return frozenset(region.block for region, _, _ in self._regions.values())
 
     def sizes(self) -> list[int]:
-        """Bytes of the guarded blocks."""
         return [region.nbytes for region, _, _ in self._regions.values()]
 
     def close(self) -> None:

@@ -115,21 +115,6 @@ def _narrowest(value: int) -> str:
     raise OverflowError(f"the launch argument {value} does not fit in a 64-bit integer")
 
 
-def annotation_names(function: Any, normalize: Any) -> tuple[frozenset[str], dict[str, str]]:
-    """A kernel's constexpr parameters, and its annotated scalar types by name; ``normalize``: ``_normalize_ty``."""
-    constexprs, types = set(), {}
-    for name, annotation in function.__annotations__.items():
-        text = normalize(annotation) if annotation is not None else ""
-        text = text if isinstance(text, str) else ""
-        if "constexpr" in text:
-            constexprs.add(name)
-        elif text in {"fp16", "bf16", "fp32", "fp64"} or (_INTEGER_WIDTH.fullmatch(text) and text != "i1"):
-            types[name] = text
-        elif text in {"i1", "u1"}:
-            types[name] = "u1"
-    return frozenset(constexprs), types
-
-
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 _MOST_IN_Y_AND_Z = 65535
 # Warps of a launch that does not set them.
@@ -142,7 +127,10 @@ _SHARED_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A kernel's facts for all launches; for ``plain`` names (not constexpr, no type) an integer 1 is a constant."""
+    """A kernel's facts for all launches.
+
+    ``types``: annotated scalar types by name. For ``plain`` names (not constexpr, no type) an integer 1 is a constant.
+    """
 
     signature: inspect.Signature
     names: frozenset[str]
@@ -156,11 +144,20 @@ class Signature:
 def _signature(function: Any) -> Signature:
     from triton.runtime.jit import _normalize_ty
 
+    constexprs, types = set(), {}
+    for name, annotation in function.__annotations__.items():
+        text = _normalize_ty(annotation) if annotation is not None else ""
+        text = text if isinstance(text, str) else ""
+        if "constexpr" in text:
+            constexprs.add(name)
+        elif text in {"fp16", "bf16", "fp32", "fp64"} or (_INTEGER_WIDTH.fullmatch(text) and text != "i1"):
+            types[name] = text
+        elif text in {"i1", "u1"}:
+            types[name] = "u1"
     signature, code = inspect.signature(function), function.__code__
-    constexprs, types = annotation_names(function, _normalize_ty)
     names = frozenset(signature.parameters)
     source = f"{code.co_filename}:{code.co_firstlineno}"
-    return Signature(signature, names, constexprs, types, names - constexprs - types.keys(), source)
+    return Signature(signature, names, frozenset(constexprs), types, names - constexprs - types.keys(), source)
 
 
 def refuse_gluon(compiled: Any) -> None:

@@ -46,7 +46,7 @@ def install() -> None:
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     autotuner: Any = importlib.import_module("triton.runtime.autotuner")
 
-    from pytest_fusion.interpreter.bridge import autotune, builder, contract, language, launcher
+    from pytest_fusion.interpreter.bridge import builder, contract, language, launcher
     from pytest_fusion.interpreter.control.rewrite import RUNTIME
     from pytest_fusion.interpreter.control.runtime import KernelRuntime
     from pytest_fusion.interpreter.memory import memory_findings
@@ -60,10 +60,29 @@ def install() -> None:
     language.patch(interpreter, runtime)
     launcher.Launcher(interpreter, runtime).patch()
     launcher.refuse_gluon(importlib.import_module("triton.runtime.jit").JITFunction)
-    autotune.patch(autotuner.Autotuner)
+    choose_without_timing(autotuner.Autotuner)
     STATE.installed = True
     if _imported("torch"):
         _patch_torch(sys.modules["torch"])
+
+
+def choose_without_timing(autotuner_class: Any) -> None:
+    """Make ``@triton.autotune`` choose the first config that survives pruning, without a device to time on.
+
+    Only the measurement is replaced. After it, as after a benchmark on a GPU, Triton's code clears the tensors of
+    ``reset_to_zero`` and leaves those of ``restore_value``. ``run.autotuned.launched`` launches another config.
+    """
+
+    def bench(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
+        conflicts = meta.keys() & config.kwargs.keys()
+        if conflicts:
+            raise ValueError(
+                f"{', '.join(sorted(conflicts))} of kernel {self.base_fn.__name__} is set both by the launch and by an "
+                "autotune config; leave it out of the launch"
+            )
+        return [1.0] * 3
+
+    autotuner_class._bench = bench
 
 
 # `triton.jit` passes these to the interpreted function; the compiled one has them as attributes.

@@ -79,11 +79,10 @@ def products_in(ptx: str, kernel: str) -> list[Site]:
 def on_first_compilation(callback: Callable[[], None]) -> AbstractContextManager[None]:
     """Call ``callback`` once, after the first kernel that Triton's disk cache does not have.
 
-    Touches ``triton.knobs.compilation.listener``; before Triton 3.4 the callback is never called.
+    Touches ``triton.knobs.compilation.listener``; does nothing before Triton is imported.
     """
-    knobs = getattr(sys.modules.get("triton"), "knobs", None)
-    compilation = getattr(knobs, "compilation", None)
-    if compilation is None or not hasattr(compilation, "listener"):
+    compilation = getattr(getattr(sys.modules.get("triton"), "knobs", None), "compilation", None)
+    if compilation is None:
         return nullcontext()
     previous = compilation.listener
     called: list[bool] = []

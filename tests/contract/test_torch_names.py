@@ -92,9 +92,7 @@ NAMES: dict[str, Callable[[Any], bool]] = {
     "torch._subclasses.fake_tensor.FakeTensorMode": _has("from_tensor", "__enter__"),
     # Compilers.
     "torch._dynamo.reset": _parameters(),
-    "torch._dynamo.config": lambda config: (
-        callable(config.patch) and (hasattr(config, "recompile_limit") or hasattr(config, "cache_size_limit"))
-    ),
+    "torch._dynamo.config": _has("patch", "recompile_limit"),
     "torch._dynamo.exc": lambda exc: all(
         issubclass(e, exc.TorchDynamoException) for e in (exc.InternalTorchDynamoError, exc.BackendCompilerFailed)
     ),

@@ -34,7 +34,7 @@ from pytest_fusion.run.memory.watch import Watch
 from pytest_fusion.run.placing import Placed
 from pytest_fusion.run.precision import default_precision
 from pytest_fusion.run.process.fork import cuda_is_poisoned
-from pytest_fusion.run.refusals import Raiser, raised_by
+from pytest_fusion.run.refusals import Raiser, around_kernel, raised_by
 from pytest_fusion.spec.wording import first_line, words
 
 # Programs of a launch that may run one by one, at 1-4 ms each: a case that takes longer looks like a hang.
@@ -70,14 +70,9 @@ class Outcome:
 def _origin(error: BaseException) -> str:
     """``file.py:function`` of the innermost frame, without the line, which shrinking may change."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not _is_foreign(f.filename)]
+    own = [f for f in frames if not around_kernel(f.filename)]
     frame = (own or frames)[-1] if frames else None
     return f"{frame.filename.rsplit('/', 1)[-1]}:{frame.name}" if frame else ""
-
-
-def _is_foreign(file: str) -> bool:
-    foreign = ("/torch/", "/triton/", "/pytest_fusion/run/", "/pytest_fusion/interpreter/", "/pytest_fusion/oracle/")
-    return file.startswith("<") or any(part in file for part in foreign)
 
 
 def _short_trace(error: BaseException) -> str:
@@ -89,7 +84,7 @@ def _short_trace(error: BaseException) -> str:
         frame
         for one in chain
         for frame in traceback.extract_tb(_below_the_call(one))
-        if not _is_foreign(frame.filename)
+        if not around_kernel(frame.filename)
     ]
     if frames:
         entries = [*traceback.format_list(frames[-_TRACE_FRAMES:]), *traceback.format_exception_only(chain[-1])]
@@ -219,7 +214,7 @@ class Described:
         found = known[1]
         if found.written is not None:
             for layout in self._watch.take_written(address):
-                mark(found.written, layout.shape, layout.strides, layout.offset, layout.itemsize)
+                mark(found.written, *layout)
         return found
 
     def hidden(self) -> frozenset[int]:

@@ -140,6 +140,4 @@ class _Driver:
             raise UncountableError(f"{name} returned {status}")
 
 
-@functools.cache
-def _driver() -> _Driver:
-    return _Driver()
+_driver = functools.cache(_Driver)

@@ -12,7 +12,7 @@ from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.tally import Failure, Tally
-from pytest_fusion.interpreter.bridge.adopt import adopt
+from pytest_fusion.interpreter.bridge.hook import adopt
 from pytest_fusion.run.process.fork import Channel, Crash, run_isolated
 from pytest_fusion.spec.wording import first_line
 

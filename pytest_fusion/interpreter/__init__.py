@@ -23,8 +23,6 @@ if TYPE_CHECKING:
         interpreted,
     )
 
-_SESSION = ("Execution", "Finding", "MemoryFinding", "NotModelledError", "Session", "interpreted")
-
 __all__ = [
     "TOO_EARLY",
     "Execution",
@@ -45,6 +43,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """A name of `session`, whose import switches the interpreter on."""
-    if name in _SESSION:
+    if name in __all__:
         return getattr(import_module("pytest_fusion.interpreter.session"), name)
     raise AttributeError(f"module 'pytest_fusion.interpreter' has no attribute {name!r}")

@@ -35,7 +35,6 @@ class Launch:
 
     @property
     def programs(self) -> int:
-        """How many programs the launch runs."""
         x, y, z = self.grid
         return x * y * z
 
@@ -55,7 +54,6 @@ def announce(launch: Launch) -> None:
 
 
 def observed() -> bool:
-    """Whether there is an observer."""
     return bool(_observers)
 
 

@@ -120,23 +120,20 @@ class _Launching:
 
     configs: Mapping[str, Config]
     seen: dict[int, Tuned]
-    before: dict[int, dict[str, Any]] = field(default_factory=dict)
+    # Restores the tuners at its end.
+    stack: contextlib.ExitStack
+    own: set[int] = field(default_factory=set)
     tried: int = 0
 
     def tuned(self, tuner: Any) -> Tuned:
         """The record of a kernel. From its first launch to the end of the case, the tuner has a cache of its own."""
-        if id(tuner) not in self.before:
-            self.before[id(tuner)] = dict(vars(tuner))
+        if id(tuner) not in self.own:
+            self.own.add(id(tuner))
+            self.stack.enter_context(_restored(tuner))
             self.seen.setdefault(id(tuner), Tuned(tuner))
             tuning = self.configs.get(str(tuner.base_fn.__name__), Config()).launch == "tuning"
             tuner.cache, tuner.cache_results = {} if tuning else _Chosen(), False
         return self.seen[id(tuner)]
-
-    def restore(self) -> None:
-        for key, before in self.before.items():
-            attributes = vars(self.seen[key].tuner)
-            attributes.clear()
-            attributes.update(before)
 
 
 _ACTIVE: list[_Launching] = []
@@ -149,14 +146,11 @@ def launched(configs: Mapping[str, Config], seen: dict[int, Tuned]) -> Iterator[
     As in Triton's tuner, the next config replaces one that the device has no room for, the interpreter does not model
     or a ``static_assert`` of the kernel rejects. Only a launch that tunes does ``reset_to_zero`` and ``restore_value``.
     """
-    with listed(_ACTIVE, _Launching(configs, seen)) as launching, contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack, listed(_ACTIVE, _Launching(configs, seen, stack)):
         if len(_ACTIVE) == 1:
             stack.enter_context(replaced(*_TUNER, "run", _run))
             stack.enter_context(replaced(*_TUNER, "_bench", _bench))
-        try:
-            yield
-        finally:
-            launching.restore()
+        yield
 
 
 def _run(upstream: Run, tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -237,9 +231,16 @@ def _run_between_hooks(tuner: Any, args: tuple[Any, ...], config: Any, current: 
 
 def pruned(tuner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The configs that the kernel's pruning leaves for these arguments, in its order; does not change the tuner."""
+    with _restored(tuner):
+        return _pruned(tuner, args, kwargs)
+
+
+@contextmanager
+def _restored(tuner: Any) -> Iterator[None]:
+    """Restore all attributes of the tuner afterwards."""
     before = dict(vars(tuner))
     try:
-        return _pruned(tuner, args, kwargs)
+        yield
     finally:
         vars(tuner).clear()
         vars(tuner).update(before)

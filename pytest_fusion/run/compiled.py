@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from pytest_fusion.interpreter.launch import Launch, goes_far
@@ -31,8 +31,7 @@ def _launch_of(kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, 
     return Launch(kernel.fn.__name__, (x, y, z), constants, far=goes_far(bound.values()))
 
 
-@contextmanager
-def observe_compiled(callback: Callable[[Launch], None], *, launch: bool = True) -> Iterator[None]:
+def observe_compiled(callback: Callable[[Launch], None], *, launch: bool = True) -> AbstractContextManager[None]:
     """Call ``callback`` with each compiled launch before it happens; does nothing before Triton is imported.
 
     ``launch=False`` compiles each kernel into Triton's disk cache without running it. Touches
@@ -46,12 +45,10 @@ def observe_compiled(callback: Callable[[Launch], None], *, launch: bool = True)
             callback(_launch_of(kernel, args, kwargs["grid"], given))
         return upstream(kernel, *args, **{**kwargs, "warmup": warmup or not launch})
 
-    with replaced(*_KERNEL, "run", run):
-        yield
+    return replaced(*_KERNEL, "run", run)
 
 
-@contextmanager
-def tf32_products(into: dict[Site, None]) -> Iterator[None]:
+def tf32_products(into: dict[Site, None]) -> AbstractContextManager[None]:
     """Collect the lines of TF32 products in launched kernels. Touches ``asm`` and ``hash`` of the result of ``run``."""
 
     def run(upstream: Callable[..., Any], kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -62,8 +59,7 @@ def tf32_products(into: dict[Site, None]) -> Iterator[None]:
         into.update(dict.fromkeys(_products.get(known, ())))
         return result
 
-    with replaced(*_KERNEL, "run", run):
-        yield
+    return replaced(*_KERNEL, "run", run)
 
 
 def products_in(ptx: str, kernel: str) -> list[Site]:
@@ -80,17 +76,14 @@ def products_in(ptx: str, kernel: str) -> list[Site]:
     return list(found)
 
 
-@contextmanager
-def on_first_compilation(callback: Callable[[], None]) -> Iterator[None]:
+def on_first_compilation(callback: Callable[[], None]) -> AbstractContextManager[None]:
     """Call ``callback`` once, after the first kernel that Triton's disk cache does not have.
 
-    Touches ``triton.knobs.compilation.listener``; before Triton 3.4 the callback is never called.
+    Touches ``triton.knobs.compilation.listener``; does nothing before Triton is imported.
     """
-    knobs = getattr(sys.modules.get("triton"), "knobs", None)
-    compilation = getattr(knobs, "compilation", None)
-    if compilation is None or not hasattr(compilation, "listener"):
-        yield
-        return
+    compilation = getattr(getattr(sys.modules.get("triton"), "knobs", None), "compilation", None)
+    if compilation is None:
+        return nullcontext()
     previous = compilation.listener
     called: list[bool] = []
 
@@ -101,12 +94,10 @@ def on_first_compilation(callback: Callable[[], None]) -> Iterator[None]:
             called.append(True)
             callback()
 
-    with holding(compilation, listener=listen):
-        yield
+    return holding(compilation, listener=listen)
 
 
-@contextmanager
-def around_compilations(begins: Callable[[str], None], ends: Callable[[], None]) -> Iterator[None]:
+def around_compilations(begins: Callable[[str], None], ends: Callable[[], None]) -> AbstractContextManager[None]:
     """Call ``begins`` with a kernel's name before its compilation or its fetch from the cache, ``ends`` afterwards.
 
     Touches ``triton.runtime.jit.JITFunction._do_compile`` (3.6.0, 3.7.1 and 3.9.0; elsewhere nothing is called).
@@ -119,5 +110,4 @@ def around_compilations(begins: Callable[[str], None], ends: Callable[[], None])
         finally:
             ends()
 
-    with replaced(*_KERNEL, "_do_compile", compiling):
-        yield
+    return replaced(*_KERNEL, "_do_compile", compiling)

@@ -29,8 +29,7 @@ def compiling() -> Iterator[None]:
         import torch._dynamo
         from torch._dynamo import config
 
-        name = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
-        stack.enter_context(config.patch({name: _RECOMPILES}))
+        stack.enter_context(config.patch(recompile_limit=_RECOMPILES))
         if torch.cuda.is_available():
             import torch._inductor.config
 
@@ -80,7 +79,6 @@ def refuses(error: BaseException) -> bool | None:
 
 
 def graphs() -> int:
-    """How many graphs torch.compile has made in this process."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])

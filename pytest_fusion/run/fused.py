@@ -34,7 +34,7 @@ from pytest_fusion.run.memory.watch import Watch
 from pytest_fusion.run.placing import Placed
 from pytest_fusion.run.precision import default_precision
 from pytest_fusion.run.process.fork import cuda_is_poisoned
-from pytest_fusion.run.refusals import Raiser, raised_by
+from pytest_fusion.run.refusals import Raiser, around_kernel, raised_by
 from pytest_fusion.spec.wording import first_line, words
 
 # Programs of a launch that may run one by one, at 1-4 ms each: a case that takes longer looks like a hang.
@@ -70,14 +70,9 @@ class Outcome:
 def _origin(error: BaseException) -> str:
     """``file.py:function`` of the innermost frame, without the line, which shrinking may change."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not _is_foreign(f.filename)]
+    own = [f for f in frames if not around_kernel(f.filename)]
     frame = (own or frames)[-1] if frames else None
     return f"{frame.filename.rsplit('/', 1)[-1]}:{frame.name}" if frame else ""
-
-
-def _is_foreign(file: str) -> bool:
-    foreign = ("/torch/", "/triton/", "/pytest_fusion/run/", "/pytest_fusion/interpreter/", "/pytest_fusion/oracle/")
-    return file.startswith("<") or any(part in file for part in foreign)
 
 
 def _short_trace(error: BaseException) -> str:
@@ -89,7 +84,7 @@ def _short_trace(error: BaseException) -> str:
         frame
         for one in chain
         for frame in traceback.extract_tb(_below_the_call(one))
-        if not _is_foreign(frame.filename)
+        if not around_kernel(frame.filename)
     ]
     if frames:
         entries = [*traceback.format_list(frames[-_TRACE_FRAMES:]), *traceback.format_exception_only(chain[-1])]
@@ -160,13 +155,14 @@ def _called(
 ) -> Outcome:
     arena = placed.arena
     watch = Watch(arena.device, fill or arena.fill)
+    described = Described(arena, watch)
     outcome = Outcome(watch=watch)
     try:
         with (
             _launches(outcome.launches, programs),
             into(outcome.findings),
             most_alone(_MOST_ALONE),
-            described_by(Described(arena, watch)),
+            described_by(described, described.hidden),
             judged_lanes() as undefined,
             watch,
         ):
@@ -203,13 +199,12 @@ class Described:
     A kernel may write only own elements of an input (``arena``), but also the padding of what it allocates (``watch``).
     """
 
-    def __init__(self, arena: Arena | None, watch: Watch) -> None:
+    def __init__(self, arena: Arena, watch: Watch) -> None:
         self._arena, self._watch = arena, watch
         self._known: dict[int, tuple[Region, Facts]] = {}
 
     def __call__(self, address: int) -> Facts | None:
-        own = self._arena.region(address) if self._arena is not None else None
-        region = own or self._watch.region(address)
+        region = self._arena.region(address) or self._watch.region(address)
         if region is None:
             return None
         known = self._known.get(address)
@@ -219,16 +214,15 @@ class Described:
         found = known[1]
         if found.written is not None:
             for layout in self._watch.take_written(address):
-                mark(found.written, layout.shape, layout.strides, layout.offset, layout.itemsize)
+                mark(found.written, *layout)
         return found
 
     def hidden(self) -> frozenset[int]:
         """Addresses of the blocks around the guarded tensors."""
-        inputs = self._arena.blocks() if self._arena is not None else frozenset()
-        return inputs | self._watch.blocks()
+        return self._arena.blocks() | self._watch.blocks()
 
     def _described(self, region: Region) -> Facts:
-        if self._arena is not None and self._arena.region(region.address) is region:
+        if self._arena.region(region.address) is region:
             return Facts(own=_own(region))
         if not self._watch.fresh(region.address):
             return Facts()

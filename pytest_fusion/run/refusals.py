@@ -1,4 +1,4 @@
-"""Whose own ``assert`` or ``raise`` an exception comes from, found in its traceback."""
+"""Whose code a frame is of; whose own ``assert`` or ``raise`` an exception comes from, found in its traceback."""
 
 from __future__ import annotations
 
@@ -18,6 +18,15 @@ _RAISE = opmap["RAISE_VARARGS"]
 _INSTALLED = ("site-packages", "dist-packages")
 # Its asserts say what a descriptor can take of a tensor (16-byte alignment, say): whoever makes one refuses the rest.
 _DESCRIPTORS = ("triton", "tools", "tensor_descriptor.py")
+
+
+# What a kernel's own code calls, and what calls it.
+_AROUND_KERNEL = ("/torch/", "/triton/", "/pytest_fusion/run/", "/pytest_fusion/interpreter/", "/pytest_fusion/oracle/")
+
+
+def around_kernel(file: str) -> bool:
+    """Whether a file is of torch, Triton or this package's calls of kernels, or of no file's code."""
+    return file.startswith("<") or any(part in file for part in _AROUND_KERNEL)
 
 
 def raised_by(error: BaseException, fused: Callable[..., Any]) -> Raiser:

@@ -48,6 +48,7 @@ NAMES: dict[str, Callable[[Any], bool]] = {
         has("aten::reshape", "CompositeImplicitAutograd") and not has("aten::add.Tensor", "CompositeImplicitAutograd")
     ),
     "torch._C._dispatch_has_computed_kernel_for_dispatch_key": lambda has: has("aten::add.Tensor", "CPU"),
+    "torch.autograd._engine_run_backward": callable,
     "torch._C._demangle": lambda demangled: (demangled("_Z1fi"), demangled("_Z?")) == ("f(int)", "_Z?"),
     "torch._C._len_torch_dispatch_stack": lambda length: length() == 0,
     "torch._ops.OpOverload": _has("redispatch", "decompose", "name", "tags", "namespace", "overloadpacket"),
@@ -91,9 +92,7 @@ NAMES: dict[str, Callable[[Any], bool]] = {
     "torch._subclasses.fake_tensor.FakeTensorMode": _has("from_tensor", "__enter__"),
     # Compilers.
     "torch._dynamo.reset": _parameters(),
-    "torch._dynamo.config": lambda config: (
-        callable(config.patch) and (hasattr(config, "recompile_limit") or hasattr(config, "cache_size_limit"))
-    ),
+    "torch._dynamo.config": _has("patch", "recompile_limit"),
     "torch._dynamo.exc": lambda exc: all(
         issubclass(e, exc.TorchDynamoException) for e in (exc.InternalTorchDynamoError, exc.BackendCompilerFailed)
     ),

@@ -14,6 +14,7 @@ from pytest_fusion import interpreter
 from pytest_fusion.interpreter import interpreted
 from pytest_fusion.interpreter.memory.atomic_order import Order
 from pytest_fusion.run.fused import Described
+from pytest_fusion.run.memory.arena import Arena
 
 interpreter.enable()
 pytest.importorskip("triton")
@@ -129,7 +130,7 @@ def test_what_is_known_of_a_storage_ends_with_it() -> None:
     watch: Any = SimpleNamespace(
         region=lambda address: known["region"], fresh=lambda address: True, take_written=lambda address: []
     )
-    described = Described(None, watch)
+    described = Described(Arena(torch.device("cpu"), "nan"), watch)
     sizes, marked = [], []
     for elements in (8, 16):
         known["region"] = region(elements)

@@ -37,7 +37,6 @@ class Blocks:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """The dtype of the elements."""
         return numpy_dtype(self.base.get_element_ty())
 
     def pointers(self, offsets: Sequence[Array], bounded: Sequence[int]) -> tuple[Array, Array]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -45,7 +46,7 @@ def install() -> None:
     interpreter: Any = importlib.import_module("triton.runtime.interpreter")
     autotuner: Any = importlib.import_module("triton.runtime.autotuner")
 
-    from pytest_fusion.interpreter.bridge import autotune, builder, contract, language, launcher
+    from pytest_fusion.interpreter.bridge import builder, contract, language, launcher
     from pytest_fusion.interpreter.control.rewrite import RUNTIME
     from pytest_fusion.interpreter.control.runtime import KernelRuntime
     from pytest_fusion.interpreter.memory import memory_findings
@@ -59,10 +60,57 @@ def install() -> None:
     language.patch(interpreter, runtime)
     launcher.Launcher(interpreter, runtime).patch()
     launcher.refuse_gluon(importlib.import_module("triton.runtime.jit").JITFunction)
-    autotune.patch(autotuner.Autotuner)
+    choose_without_timing(autotuner.Autotuner)
     STATE.installed = True
     if _imported("torch"):
         _patch_torch(sys.modules["torch"])
+
+
+def choose_without_timing(autotuner_class: Any) -> None:
+    """Make ``@triton.autotune`` choose the first config that survives pruning, without a device to time on.
+
+    Only the measurement is replaced. After it, as after a benchmark on a GPU, Triton's code clears the tensors of
+    ``reset_to_zero`` and leaves those of ``restore_value``. ``run.autotuned.launched`` launches another config.
+    """
+
+    def bench(self: Any, *args: Any, config: Any, **meta: Any) -> list[float]:
+        conflicts = meta.keys() & config.kwargs.keys()
+        if conflicts:
+            raise ValueError(
+                f"{', '.join(sorted(conflicts))} of kernel {self.base_fn.__name__} is set both by the launch and by an "
+                "autotune config; leave it out of the launch"
+            )
+        return [1.0] * 3
+
+    autotuner_class._bench = bench
+
+
+# `triton.jit` passes these to the interpreted function; the compiled one has them as attributes.
+_OPTIONS = ("version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline", "launch_metadata")
+
+
+def adopt() -> None:
+    """Turn every kernel of this process into what ``triton.jit`` makes with ``TRITON_INTERPRET=1``, and hide all GPUs.
+
+    For a forked child that has not started CUDA and computes nothing else. Objects stay the same, for all that refer to
+    them (autotuners, globals). Raises ``UnsupportedTritonError`` if the installed Triton cannot be interpreted.
+    """
+    os.environ["TRITON_INTERPRET"] = "1"
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    install()
+    compiled: Any = importlib.import_module("triton.runtime.jit").JITFunction
+    interpreted: Any = importlib.import_module("triton.runtime.interpreter").InterpretedFunction
+    # An object's class can change to a subclass only: the two classes have different layouts.
+    own = {name: value for name, value in vars(interpreted).items() if name not in ("__dict__", "__weakref__")}
+    adopted: Any = type("AdoptedFunction", (compiled, interpreted), own)
+    gc.unfreeze()  # objects frozen before the fork are not listed
+    for kernel in gc.get_objects():
+        # Subclasses are Gluon's, whose language is not interpreted.
+        if type(kernel) is compiled:
+            twin = interpreted(kernel.fn, **{name: getattr(kernel, name, None) for name in _OPTIONS})
+            kernel.__class__ = adopted
+            kernel.__dict__.clear()
+            kernel.__dict__.update(twin.__dict__)
 
 
 def _install_or_refuse() -> None:

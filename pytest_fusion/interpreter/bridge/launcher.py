@@ -13,6 +13,7 @@ import operator
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,7 +42,7 @@ class Arguments:
         self._upstream = upstream
         self._types: dict[str, tuple[Any, np.dtype[Any]]] = {}
         # A launch has two dozen scalars, most of them recurring strides, sizes and widths.
-        self._numbers: dict[tuple[str, int], tuple[Any, Array]] = {}
+        self._recurring = lru_cache(maxsize=_MOST_CACHED)(self._number)
         self._pointers: dict[Any, Any] = {}
 
     def convert(self, value: Any, annotation: str = "") -> Any:
@@ -84,14 +85,8 @@ class Arguments:
         return converted
 
     def _scalar(self, value: bool | float, name: str) -> Any:
-        if type(value) is not int:
-            type_, data = self._number(value, name)
-        elif (found := self._numbers.get((name, value))) is not None:
-            type_, data = found
-        else:
-            type_, data = self._number(value, name)
-            if len(self._numbers) < _MOST_CACHED:
-                self._numbers[name, value] = type_, data
+        # Of floats 0.0 and -0.0 are equal keys.
+        type_, data = (self._recurring if type(value) is int else self._number)(value, name)
         return self._tl.tensor(self._handle(data, type_), type_)
 
     def _number(self, value: bool | float, name: str) -> tuple[Any, Array]:
@@ -120,21 +115,6 @@ def _narrowest(value: int) -> str:
     raise OverflowError(f"the launch argument {value} does not fit in a 64-bit integer")
 
 
-def annotation_names(function: Any, normalize: Any) -> tuple[frozenset[str], dict[str, str]]:
-    """A kernel's constexpr parameters, and its annotated scalar types by name; ``normalize``: ``_normalize_ty``."""
-    constexprs, types = set(), {}
-    for name, annotation in function.__annotations__.items():
-        text = normalize(annotation) if annotation is not None else ""
-        text = text if isinstance(text, str) else ""
-        if "constexpr" in text:
-            constexprs.add(name)
-        elif text in {"fp16", "bf16", "fp32", "fp64"} or (_INTEGER_WIDTH.fullmatch(text) and text != "i1"):
-            types[name] = text
-        elif text in {"i1", "u1"}:
-            types[name] = "u1"
-    return frozenset(constexprs), types
-
-
 # CUDA C++ Programming Guide, "Technical Specifications per Compute Capability".
 _MOST_IN_Y_AND_Z = 65535
 # Warps of a launch that does not set them.
@@ -147,7 +127,10 @@ _SHARED_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """A kernel's facts for all launches; for ``plain`` names (not constexpr, no type) an integer 1 is a constant."""
+    """A kernel's facts for all launches.
+
+    ``types``: annotated scalar types by name. For ``plain`` names (not constexpr, no type) an integer 1 is a constant.
+    """
 
     signature: inspect.Signature
     names: frozenset[str]
@@ -155,6 +138,26 @@ class Signature:
     types: dict[str, str]
     plain: frozenset[str]
     source: str
+
+
+@cache
+def _signature(function: Any) -> Signature:
+    from triton.runtime.jit import _normalize_ty
+
+    constexprs, types = set(), {}
+    for name, annotation in function.__annotations__.items():
+        text = _normalize_ty(annotation) if annotation is not None else ""
+        text = text if isinstance(text, str) else ""
+        if "constexpr" in text:
+            constexprs.add(name)
+        elif text in {"fp16", "bf16", "fp32", "fp64"} or (_INTEGER_WIDTH.fullmatch(text) and text != "i1"):
+            types[name] = text
+        elif text in {"i1", "u1"}:
+            types[name] = "u1"
+    signature, code = inspect.signature(function), function.__code__
+    names = frozenset(signature.parameters)
+    source = f"{code.co_filename}:{code.co_firstlineno}"
+    return Signature(signature, names, frozenset(constexprs), types, names - constexprs - types.keys(), source)
 
 
 def refuse_gluon(compiled: Any) -> None:
@@ -212,19 +215,16 @@ class Launcher:
 
     def __init__(self, interpreter: Any, runtime: KernelRuntime) -> None:
         from triton import knobs
-        from triton.runtime.jit import _normalize_ty
 
         self._interpreter = interpreter
         self._knobs = knobs
-        self._runtime = runtime
-        self._normalize = _normalize_ty
         self._arguments = Arguments(interpreter.tl, interpreter.TensorHandle, interpreter._implicit_cvt)
-        self._signatures: dict[Any, Signature] = {}
-        self._rewritten: dict[Any, Callable[..., Any]] = {}
+        # The rewritten form of a function, made once.
+        self.rewrite = cache(partial(rewritten, runtime=runtime))
         self._plain = interpreter.interpreter_builder.options
         self._debugging = interpreter.InterpreterOptions(debug=True)
         self._precisions = tuple(name.lower() for name in interpreter._ir.INPUT_PRECISION.__members__)
-        self._options: dict[tuple[bool, int], Any] = {}
+        self._options_of = cache(self._options)
         interpreter._implicit_cvt = self._arguments.convert
 
     def patch(self) -> None:
@@ -248,16 +248,9 @@ class Launcher:
         function_class.__call__ = call
         function_class.rewrite = lambda self: launcher.rewrite(self.fn)
 
-    def rewrite(self, function: Any) -> Callable[..., Any]:
-        """The rewritten form of ``function``, made once."""
-        found = self._rewritten.get(function)
-        if found is None:
-            found = self._rewritten[function] = rewritten(function, self._runtime)
-        return found
-
     def launch(self, kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> None:
         """Launch ``kernel`` (an ``InterpretedFunction``); its error is raised as ``InterpreterError``."""
-        known = self._signature(kernel.fn)
+        known = _signature(kernel.fn)
         named = {k: v for k, v in kwargs.items() if k in known.names}
         host_args, host_named, on_device = self._on_host(kernel, args, named)
         bound_args = known.signature.bind(*host_args, **host_named)
@@ -274,7 +267,7 @@ class Launcher:
 
     def warmed(self, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Warmed:
         """The result of ``kernel.warmup``: its launches use the constants that were compiled in."""
-        known = self._signature(kernel.fn)
+        known = _signature(kernel.fn)
         bound = known.signature.bind_partial(*args, **{k: v for k, v in kwargs.items() if k in known.names})
         bound.apply_defaults()
         constants = {name: value for name, value in bound.arguments.items() if name in known.constexprs}
@@ -320,7 +313,7 @@ class Launcher:
         """Run every program of the grid; an error of one is raised as ``InterpreterError``."""
         builder = self._interpreter.interpreter_builder
         before = builder.options
-        builder.options = self._options_of(warps, debug=debug)
+        builder.options = self._options_of(warps, debug)
         builder.set_grid_dim(*program.grid)
         try:
             executor.run(replace(program, options=(debug, warps)))
@@ -334,26 +327,11 @@ class Launcher:
         finally:
             builder.options = before
 
-    def _options_of(self, warps: int, *, debug: bool) -> Any:
+    def _options(self, warps: int, debug: bool) -> Any:
         """The builder's options for a launch; upstream's lack warps and the precisions of compilers since bf16x3."""
-        found = self._options.get((debug, warps))
-        if found is None:
-            base = self._debugging if debug else self._plain
-            found = replace(base, allowed_dot_input_precisions=self._precisions)
-            object.__setattr__(found, "num_warps", warps)
-            self._options[debug, warps] = found
-        return found
-
-    def _signature(self, function: Any) -> Signature:
-        found = self._signatures.get(function)
-        if found is None:
-            signature = inspect.signature(function)
-            constexprs, types = annotation_names(function, self._normalize)
-            code = function.__code__
-            source = f"{code.co_filename}:{code.co_firstlineno}"
-            names = frozenset(signature.parameters)
-            found = Signature(signature, names, constexprs, types, names - constexprs - types.keys(), source)
-            self._signatures[function] = found
+        base = self._debugging if debug else self._plain
+        found = replace(base, allowed_dot_input_precisions=self._precisions)
+        object.__setattr__(found, "num_warps", warps)
         return found
 
     def _on_host(self, kernel: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any, Any]:

@@ -6,14 +6,15 @@ first call that fails for it: a mode of torch's functions costs each of them 2 u
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from pytest_fusion.interpreter.bridge.lane_state import installed
+from pytest_fusion.interpreter.scoped import holding
 from pytest_fusion.spec.wording import words
 
 T = TypeVar("T")
@@ -91,8 +92,7 @@ class _OnTheCpu(TorchFunctionMode):
 _BACKWARDS = (torch.autograd.grad, torch.autograd.backward, torch.Tensor.backward)
 
 
-@contextmanager
-def _throughout_backward() -> Iterator[None]:
+def _throughout_backward() -> AbstractContextManager[None]:
     autograd: Any = torch.autograd
     run = autograd._engine_run_backward
 
@@ -100,11 +100,7 @@ def _throughout_backward() -> Iterator[None]:
         with _OnTheCpu():
             return run(*args, **kwargs)
 
-    autograd._engine_run_backward = run_on_the_cpu
-    try:
-        yield
-    finally:
-        autograd._engine_run_backward = run
+    return holding(autograd, _engine_run_backward=run_on_the_cpu)
 
 
 def _named(value: Any, *, numbers: bool = False) -> bool:

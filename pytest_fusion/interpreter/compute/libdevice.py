@@ -141,25 +141,15 @@ def _bits(target: Any) -> Function:
     return lambda x: np.ascontiguousarray(x).view(target)
 
 
-def _count_leading_zeros(x: Array) -> Array:
-    width = 8 * x.dtype.itemsize
-    return np.asarray(np.vectorize(lambda v: width - (int(v) % (1 << width)).bit_length(), otypes=[np.int32])(x))
+def _bitwise(function: Callable[[int, int], int], *, counts: bool = True) -> Function:
+    """``function(bits, width)`` of each integer, its bits as an unsigned number: a count, or bits of the same width."""
 
+    def apply(x: Array) -> Array:
+        unsigned, width = x.view(f"u{x.dtype.itemsize}"), 8 * x.dtype.itemsize
+        found = np.vectorize(lambda v: function(int(v), width), otypes=[np.int32 if counts else unsigned.dtype])
+        return np.asarray(found(unsigned)).view(np.int32 if counts else x.dtype)
 
-def _count_ones(x: Array) -> Array:
-    width = 8 * x.dtype.itemsize
-    return np.asarray(np.vectorize(lambda v: (int(v) % (1 << width)).bit_count(), otypes=[np.int32])(x))
-
-
-def _find_first_set(x: Array) -> Array:
-    return np.asarray(np.vectorize(lambda v: (int(v) & -int(v)).bit_length(), otypes=[np.int32])(x))
-
-
-def _reverse_bits(x: Array) -> Array:
-    width = 8 * x.dtype.itemsize
-    unsigned = np.dtype(f"u{x.dtype.itemsize}")
-    flip = np.vectorize(lambda v: int(f"{int(v):0{width}b}"[::-1], 2), otypes=[unsigned])
-    return np.asarray(flip(x.view(unsigned))).view(x.dtype)
+    return apply
 
 
 def _multiply_24(x: Array, y: Array) -> Array:
@@ -220,10 +210,10 @@ _EXACT: dict[str, Function] = {
     "double2hiint": lambda x: (x.view(np.int64) >> 32).astype(np.int32),
     "double2loint": lambda x: x.view(np.int64).astype(np.int32),
     "hiloint2double": _hi_lo_to_double,
-    **dict.fromkeys(("clz", "clzll"), _count_leading_zeros),
-    **dict.fromkeys(("popc", "popcll"), _count_ones),
-    **dict.fromkeys(("ffs", "ffsll"), _find_first_set),
-    **dict.fromkeys(("brev", "brevll"), _reverse_bits),
+    **dict.fromkeys(("clz", "clzll"), _bitwise(lambda bits, width: width - bits.bit_length())),
+    **dict.fromkeys(("popc", "popcll"), _bitwise(lambda bits, _: bits.bit_count())),
+    **dict.fromkeys(("ffs", "ffsll"), _bitwise(lambda bits, _: (bits & -bits).bit_length())),
+    **dict.fromkeys(("brev", "brevll"), _bitwise(lambda bits, width: int(f"{bits:0{width}b}"[::-1], 2), counts=False)),
     **dict.fromkeys(("umulhi", "umul64hi"), multiply_high),
     **dict.fromkeys(("mulhi", "mul64hi"), _multiply_high_signed),
     **dict.fromkeys(("mul24", "umul24"), _multiply_24),

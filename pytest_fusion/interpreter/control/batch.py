@@ -45,7 +45,6 @@ class Batch:
 
     @property
     def count(self) -> int:
-        """How many programs run together."""
         return int(self.programs.shape[1])
 
     @property
@@ -79,7 +78,6 @@ current: Batch = single()
 
 @contextmanager
 def running(batch: Batch) -> Iterator[Batch]:
-    """Make ``batch`` the current one."""
     global current
     before, current = current, batch
     try:

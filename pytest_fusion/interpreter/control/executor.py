@@ -6,7 +6,7 @@ Batches follow the order of the launch (the last dimension of the grid is the fa
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -70,7 +70,6 @@ _listeners: list[Callable[[Execution], None]] = []
 
 
 def executing(wanted: Mode) -> AbstractContextManager[None]:
-    """Run launches in this mode."""
     return holding(_settings, mode=wanted)
 
 
@@ -125,7 +124,6 @@ class ProgramError(Exception):
 
 
 def mode() -> Mode:
-    """How launches run now."""
     if _settings.mode is not None:
         return _settings.mode
     return "serial" if os.environ.get(ENVIRONMENT) == "serial" else "batched"
@@ -159,7 +157,7 @@ def _compute(program: Program) -> None:
     for most in sizes if total > 1 and batched and not reason else ():
         before = list(memory_findings.current().found)
         try:
-            _run(program, _batches(total, most))
+            _run(program, most)
             _report(program, "batched", "")
             return
         except MemoryFinding:
@@ -184,7 +182,7 @@ def _compute(program: Program) -> None:
                 f"{program.kernel} launches {total} programs; one by one, the CPU lane runs at most "
                 f"{_settings.most_alone} ({reason})"
             )
-    _run(program, _one_by_one(total))
+    _run(program, 1)
     _report(program, "batched" if total <= 1 and batched and not reason else "serial", reason)
 
 
@@ -193,32 +191,17 @@ def _report(program: Program, executor: Mode, reason: str, *, replayed: bool = F
         listener(Execution(program.kernel, program.grid, executor, reason, replayed))
 
 
-def _batches(total: int, most: int) -> Generator[tuple[int, int], int, None]:
-    """Yield the first program and the size of each batch, ``most`` at a time; receive the widest block met so far."""
+def _run(program: Program, most: int) -> None:
+    """Run the programs in batches of at most ``most``; the widest block met so far sets the size of the next."""
+    x, y, z = program.grid
+    total = x * y * z
+    turns = _turns(total)
     # Slightly more programs than the first batch holds do not need a second one.
     size = total if total <= _FIRST * 3 // 2 else _FIRST
-    first = 0
-    while first < total:
-        size = min(size, most, total - first)
-        widest = yield first, size
-        first += size
-        size = max(_FIRST, min(_MOST, _ELEMENTS // widest))
-
-
-def _one_by_one(total: int) -> Generator[tuple[int, int], int, None]:
-    for first in range(total):
-        yield first, 1
-
-
-def _run(program: Program, parts: Generator[tuple[int, int], int, None]) -> None:
-    widest = 1
-    x, y, z = program.grid
-    turns = _turns(x * y * z)
+    first, widest = 0, 1
     with _launching(program):
-        part = next(parts, None)
-        while part is not None:
-            first, count = part
-            numbers = turns[first : first + count]
+        while first < total:
+            numbers = turns[first : first + min(size, most)]
             ids = np.stack([numbers // (y * z), numbers // z % y, numbers % z])
             with batch.running(Batch(ids, first, turned=_settings.order != "launched")) as now:
                 tape.part(now)
@@ -228,11 +211,9 @@ def _run(program: Program, parts: Generator[tuple[int, int], int, None]) -> None
                     raise
                 except Exception as error:
                     raise ProgramError(error, tuple(int(n) for n in ids[:, 0])) from error
-                widest = max(widest, batch.current.widest)
-            try:
-                part = parts.send(widest)
-            except StopIteration:
-                return
+                widest = max(widest, now.widest)
+            first += len(numbers)
+            size = max(_FIRST, min(_MOST, _ELEMENTS // widest))
 
 
 @contextmanager

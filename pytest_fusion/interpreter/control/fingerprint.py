@@ -76,7 +76,7 @@ class _Reader:
             yield id(function), *self._read_by(function)
 
     def _read_by(self, function: FunctionType) -> Iterator[Hashable]:
-        names = _names(function.__code__)
+        names = names_in(function.__code__)
         for name in names:
             if name in function.__globals__:
                 if name != RUNTIME:
@@ -159,7 +159,7 @@ def _content(cell: CellType) -> object:
 
 
 @lru_cache(maxsize=1024)
-def _names(code: CodeType) -> tuple[str, ...]:
+def names_in(code: CodeType) -> tuple[str, ...]:
     """Names that the code may look up, globals and attributes, in a fixed order."""
     inner = (one for one in code.co_consts if isinstance(one, CodeType))
-    return tuple(sorted(set(code.co_names).union(*map(_names, inner))))
+    return tuple(sorted(set(code.co_names).union(*map(names_in, inner))))

@@ -30,13 +30,11 @@ _current = Launching(Regions(), (1, 1, 1), Order())
 
 
 def launch() -> Launching:
-    """The launch that runs now."""
     return _current
 
 
 @contextmanager
 def launching(regions: Regions, grid: tuple[int, int, int]) -> Iterator[Launching]:
-    """Make this the launch that runs now."""
     global _current
     before = _current
     _current = Launching(regions, grid, Order())
@@ -77,7 +75,6 @@ class Access:
 
     @property
     def site(self) -> Site:
-        """The line of the access."""
         if self._site is None:
             self._site = memory_findings.site()
         return self._site

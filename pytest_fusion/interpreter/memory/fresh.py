@@ -34,10 +34,6 @@ class FreshMemory(DispatchMode):
         storage, facts = self._known.get(address, (None, None))
         return facts if storage is not None and not storage.expired() else None  # type: ignore[no-untyped-call]
 
-    def hidden(self) -> frozenset[int]:
-        """Empty: no memory here belongs to guards."""
-        return frozenset()
-
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:

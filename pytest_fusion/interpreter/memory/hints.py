@@ -90,16 +90,13 @@ def _broken_runs(data: Array, axis: int) -> bool:
     return bool(((steps < 0) | (steps == 0)).any()) and bool((steps == 1).any())
 
 
-def _run_starts(data: Array, axis: int) -> Array:
-    starts = np.ones(data.shape, np.bool_)
-    later = (slice(None),) * axis + (slice(1, None),)
-    starts[later] = np.diff(data, axis=axis) != 1
-    return starts
-
-
 def _indivisible(data: Array, axis: int, number: int) -> Array:
+    """Where the start of a run, or a scalar, is no multiple."""
     bad = np.asarray(data % number != 0)
-    return bad & _run_starts(data, axis) if data.ndim > 1 else bad
+    if data.ndim > 1:
+        later = (slice(None),) * axis + (slice(1, None),)
+        bad[later] &= np.diff(data, axis=axis) != 1
+    return bad
 
 
 def _apart(data: Array, axis: int, number: int, step: int) -> Array:

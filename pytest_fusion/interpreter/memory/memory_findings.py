@@ -55,7 +55,6 @@ class Site:
 
     @property
     def code(self) -> str:
-        """The text of the line."""
         return linecache.getline(self.file, self.line).strip()
 
 
@@ -178,7 +177,6 @@ def reported() -> int:
 
 
 def report(finding: Finding) -> None:
-    """Pass a finding to the current destination."""
     _now.reported += 1
     if _deferred:
         _deferred[-1].append(finding)
@@ -197,7 +195,6 @@ def current() -> Findings:
 
 
 def into(findings: Findings) -> AbstractContextManager[Findings]:
-    """Send findings to ``findings``."""
     return listed(_sessions, findings)
 
 
@@ -207,7 +204,6 @@ def configure(runtime_name: str, triton_folder: str) -> None:
 
 
 def launching(kernel: str) -> AbstractContextManager[None]:
-    """Name the current kernel."""
     return holding(_now, kernel=kernel)
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -57,26 +57,20 @@ class Facts:
     untouched: Callable[[Array], Array] | None = None
 
 
-class Provider(Protocol):
-    """A source of facts about storages."""
-
-    def __call__(self, address: int) -> Facts | None:
-        """The facts about the storage that begins at ``address``."""
-
-    def hidden(self) -> frozenset[int]:
-        """Addresses of storages that hold guarded tensors with their guards, and are no tensors of the user."""
+Provider = Callable[[int], Facts | None]
+# With each provider the addresses of storages that hold tensors with their guards, and are no tensors of the user.
+_providers: list[tuple[Provider, Callable[[], frozenset[int]]]] = []
 
 
-_providers: list[Provider] = []
-
-
-def described_by(provider: Provider) -> AbstractContextManager[object]:
-    """Call ``provider(storage address)`` for facts about the storages of launches."""
-    return listed(_providers, provider)
+def described_by(
+    provider: Provider, hidden: Callable[[], frozenset[int]] = frozenset
+) -> AbstractContextManager[object]:
+    """Call ``provider(storage address)`` for facts about the storages of launches; ``hidden()`` are not the user's."""
+    return listed(_providers, (provider, hidden))
 
 
 def _facts(address: int) -> Facts | None:
-    for provider in reversed(_providers):
+    for provider, _ in reversed(_providers):
         found = provider(address)
         if found is not None:
             return found
@@ -292,7 +286,6 @@ class Regions:
         return view
 
     def region(self, address: int, nbytes: int) -> Region:
-        """The region of a storage."""
         found = self._regions.get(address)
         if found is None or found.nbytes < nbytes:
             found = self._regions[address] = Region(address, nbytes, _facts(address))
@@ -338,7 +331,7 @@ def _live_storages() -> Iterator[tuple[int, int]]:
         return
     # torch.compile and opcheck leave some behind, whose address warns or raises.
     fake: Any = getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensor", ())
-    hidden: frozenset[int] = frozenset().union(*(provider.hidden() for provider in _providers))
+    hidden: frozenset[int] = frozenset().union(*(addresses() for _, addresses in _providers))
     for thing in gc.get_objects():
         if not issubclass(type(thing), torch.Tensor) or issubclass(type(thing), fake):
             continue

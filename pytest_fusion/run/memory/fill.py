@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from functools import lru_cache
 from typing import Final
 
@@ -76,12 +75,10 @@ def word(dtype: torch.dtype, fill: str, variant: int = 0) -> tuple[torch.dtype, 
     """An integer dtype (1 to 8 bytes) and value that repeat as ``pattern``; complex128 elements are two equal words."""
     bits = pattern(dtype, fill, variant)[:8]
     size = len(bits)
-    (value,) = struct.unpack("<" + {1: "B", 2: "h", 4: "i", 8: "q"}[size], bits)
-    return WORD_DTYPE[size], value
+    return WORD_DTYPE[size], int.from_bytes(bits, "little", signed=size > 1)
 
 
 def supported(dtype: torch.dtype) -> bool:
-    """Whether ``dtype`` has a fill pattern."""
     try:
         pattern(dtype, FILLS[0])
     except ValueError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,16 +16,6 @@ from pytest_fusion.run.memory.fill import pattern, word
 
 # Comparing makes a bool per word: in chunks of 64 Mi a 4 GB storage does not need 2 GB more.
 _CHUNK_WORDS = 64 * 1024 * 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Elements of ``itemsize`` bytes in a storage; strides and offset in elements."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-    itemsize: int
 
 
 class Region:

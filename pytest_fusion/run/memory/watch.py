@@ -18,7 +18,7 @@ from pytest_fusion.interpreter.bridge.dispatch import InnerMode
 from pytest_fusion.run.memory.arena import find_damage
 from pytest_fusion.run.memory.damage import Damage
 from pytest_fusion.run.memory.fill import supported
-from pytest_fusion.run.memory.region import Layout, Region
+from pytest_fusion.run.memory.region import Region
 
 # The most to hold at once. Beyond it, dead regions are checked and freed, and too large ones stay unguarded: a guarded
 # allocation briefly costs its size twice, and the watched run must not be the one that runs out.
@@ -27,6 +27,9 @@ _HELD_REGIONS: Final = 2048
 # Each takes 0.1 ms and on the CPU a mapping; a process has 65,530 (vm.max_map_count). A kernel that holds so many
 # partial results holds some at smaller sizes too.
 _MOST_REGIONS: Final = 4096
+
+# Shape, strides and offset in elements, and bytes of an element: the layout of bytes that were written.
+Layout = tuple[tuple[int, ...], tuple[int, ...], int, int]
 
 
 class Watch:
@@ -39,7 +42,7 @@ class Watch:
     Custom operators normally pop a dispatch mode; this one stays active (docs/internals/two-fills.md: why a mode). Not
     guarded: other devices, meta and fake tensors, subclasses, sparse, quantised, complex, pinned, without elements,
     named, larger than 1 GiB (CPU) or 8 GiB (CUDA), under CUDA graph capture, too much at once, and allocations by other
-    threads (except autograd's), by code of ``torch.compile`` and below torch. Regions live until ``close`` or the end.
+    threads (except autograd's), by code of ``torch.compile`` and below torch. Regions live as long as the watch.
     """
 
     def __init__(self, device: torch.device, fill: str) -> None:
@@ -111,17 +114,10 @@ class Watch:
         return self._written.pop(address, [])
 
     def blocks(self) -> frozenset[int]:
-        """Addresses of the guarded blocks."""
         return frozenset(region.block for region, _, _ in self._regions.values())
 
     def sizes(self) -> list[int]:
-        """Bytes of the guarded blocks."""
         return [region.nbytes for region, _, _ in self._regions.values()]
-
-    def close(self) -> None:
-        """Release all regions; tensors still in use keep their memory."""
-        self._regions.clear()
-        self._held = 0
 
     def _entry(self, tensor: Tensor) -> tuple[Region, StorageWeakRef, bool] | None:
         try:
@@ -154,8 +150,7 @@ class Watch:
         for tensor in tensors:
             address = tensor.untyped_storage().data_ptr()
             if self.fresh(address):
-                offset = int(tensor.storage_offset())
-                layout = Layout(tuple(tensor.shape), tensor.stride(), offset, tensor.element_size())
+                layout = tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()), tensor.element_size()
                 self._written.setdefault(address, []).append(layout)
 
     def _eligible(self, plain: Tensor) -> bool:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from pytest_fusion.run.measure.resources.targets import Target
 from pytest_fusion.run.process.fork import Channel, Crash, run_isolated
 from pytest_fusion.run.process.supervisor import last_line
-from pytest_fusion.run.process.worker import Messages, Requests, Worker, WorkerLost, command
+from pytest_fusion.run.process.worker import Requests, Worker, WorkerLost, command
 
 JOB_SECONDS = 120.0
 # Importing torch and Triton on a busy machine of two cores.
@@ -132,7 +132,7 @@ def _stop_worker() -> int:
 
 def serve(requests: str, replies: str, work: Work) -> NoReturn:
     """Inside the worker: fork a process for each batch of a request, until the other end is closed."""
-    link = Requests(Messages(int(requests), int(replies)))
+    link = Requests(int(requests), int(replies))
     received: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def receive() -> None:

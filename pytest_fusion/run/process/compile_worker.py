@@ -26,7 +26,7 @@ def prepare(target: Target) -> None:
     """Model a device of ``target`` in torch and Triton, before users' modules are imported."""
     import torch
 
-    from pytest_fusion.interpreter.bridge import autotune, modelled_device
+    from pytest_fusion.interpreter.bridge import hook, modelled_device
 
     modelled_device.model(
         f"{target.device}, {target.name}",
@@ -40,8 +40,7 @@ def prepare(target: Target) -> None:
     torch.compiler.set_stance("force_eager")
     modelled_device.model_cuda(torch)
     modelled_device.model_driver(torch)
-    # Without timing, the tuner takes the first config that survives pruning.
-    autotune.patch(importlib.import_module("triton.runtime.autotuner").Autotuner)
+    hook.choose_without_timing(importlib.import_module("triton.runtime.autotuner").Autotuner)
 
 
 def answer(

@@ -75,22 +75,20 @@ class Messages:
             os.close(descriptor)
 
 
-class Requests:
+class Requests(Messages):
     """Inside a worker: the requests of the process that started it."""
 
-    def __init__(self, messages: Messages) -> None:
-        self._messages = messages
-        self._number = ""
+    _number = ""
 
     def next(self) -> dict[str, Any]:
         """The next request. Raises ``WorkerLost`` if the other process has ended or closed its end."""
-        message = self._messages.receive()
+        message = self.receive()
         self._number = str(message["id"])
         return message
 
     def answer(self, **what: Any) -> None:
         """Answer the last request; with ``pulse`` alone, report progress on it."""
-        self._messages.send({"id": self._number, **what})
+        self.send({"id": self._number, **what})
 
 
 class Worker:

@@ -25,8 +25,8 @@ _THREADS = 1024
 
 
 @functools.cache
-def own_stream(device: torch.device) -> torch.cuda.Stream:
-    """The stream of competing work, one for all: cuBLAS allocates 32 MB for each stream that it uses."""
+def _stream(device: torch.device, use: str) -> torch.cuda.Stream:  # noqa: ARG001 - a part of the cache's key
+    """One stream for each use: cuBLAS allocates 32 MB for each stream that it uses."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
@@ -46,7 +46,7 @@ def competing(device: torch.device) -> Iterator[None]:
             raise
         yield
         return
-    stream = own_stream(device)
+    stream = _stream(device, "work")
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream), torch.no_grad():
         for _ in range(_PRODUCTS):
@@ -76,7 +76,7 @@ def crowded(device: torch.device) -> Iterator[None]:
         return
     torch.cuda.current_stream(device).synchronize()
     # The unobserved function: these launches are not the kernel's.
-    launch, stream, expected = type(hold).run, own_stream(device), 0
+    launch, stream, expected = type(hold).run, _stream(device, "work"), 0
 
     def fill(_: Launch) -> None:
         nonlocal expected
@@ -87,7 +87,7 @@ def crowded(device: torch.device) -> Iterator[None]:
         warps, until = _THREADS // properties.warp_size, time.perf_counter() + _ARRIVED_S
         with torch.cuda.device(device), torch.cuda.stream(stream):
             launch(hold, arrived, _HELD_NS, grid=(places,), warmup=False, num_warps=warps)
-        with torch.cuda.stream(_watching(device)):
+        with torch.cuda.stream(_stream(device, "watching")):
             while int(arrived) < expected and time.perf_counter() < until:
                 pass
 
@@ -96,11 +96,6 @@ def crowded(device: torch.device) -> Iterator[None]:
             yield
     finally:
         stream.synchronize()
-
-
-@functools.cache
-def _watching(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 @functools.cache

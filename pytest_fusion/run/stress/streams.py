@@ -71,15 +71,11 @@ def behind_producer(
 
 
 def settle(device: torch.device) -> None:
-    """Wait for all that is queued on a device."""
     pristine.synchronize(device)
 
 
-@contextlib.contextmanager
-def current_device(device: torch.device) -> Iterator[None]:
-    """Make another device the current one in the body."""
-    with torch.cuda.device(device):
-        yield
+def current_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    return torch.cuda.device(device)
 
 
 def other_device(device: torch.device) -> torch.device | None:

@@ -45,7 +45,7 @@ class _Here(Process):
         self.messages = Messages(ours_in, ours_out)
         self._worker = _Thread(self.messages)
         opened = {"contract": contract(SPEC), "programs": 100, "deep": False}
-        self.link = serving._Link({"top": os.fspath(folder)}, Messages(theirs_in, theirs_out))
+        self.link = serving._Link({"top": os.fspath(folder)}, theirs_in, theirs_out)
         self.link.opened = opened
         self.thread = threading.Thread(target=self._serve)
         self.thread.start()

@@ -53,9 +53,9 @@ def test_a_closed_pipe_and_a_silent_one(pipe: list[int]) -> None:
 WORKER = """
 import subprocess, sys
 sys.path.insert(0, {root!r})
-from pytest_fusion.run.process.worker import Messages, Requests
+from pytest_fusion.run.process.worker import Requests
 
-link = Requests(Messages(*map(int, sys.argv[1:])))
+link = Requests(*map(int, sys.argv[1:]))
 while True:
     request = link.next()
     if request["op"] == "exit":

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pytest_fusion.errors import FusionError
-from pytest_fusion.run.process.worker import Messages, Requests, WorkerLost
+from pytest_fusion.run.process.worker import Requests, WorkerLost
 from pytest_fusion.spec.wording import brief, first_line
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ _IMPORTED = "ignore:Module already imported so cannot be rewritten:pytest.Pytest
 class _Link(Requests):
     """The requests of the comparing process, and the request that opened the running test."""
 
-    def __init__(self, settings: Mapping[str, Any], messages: Messages) -> None:
-        super().__init__(messages)
+    def __init__(self, settings: Mapping[str, Any], incoming: int, outgoing: int) -> None:
+        super().__init__(incoming, outgoing)
         self.settings = settings
         self.opened: Mapping[str, Any] = {}
         # Whether the open test has reached its kernel.
@@ -51,7 +51,7 @@ _links: list[_Link] = []
 def main(file: str, requests: str, replies: str) -> None:
     """Serves the process that wrote ``file``, until it closes its end of the pipes."""
     settings = json.loads(Path(file).read_text())
-    _links.append(_Link(settings, Messages(int(requests), int(replies))))
+    _links.append(_Link(settings, int(requests), int(replies)))
     if settings.get("checkout"):
         redirect(Path(settings["top"]), Path(settings["checkout"]))
     try:

@@ -38,7 +38,7 @@ class Places:
                 self._device.add(self._root(key))
 
     def proved_at(self, address: int) -> None:
-        """Mark the storage that begins at this address as on the device."""
+        """Mark the storage that begins at this address, which an interpreted kernel gets, as on the device."""
         key = self._by_address.get(address)
         if key is not None and not self._alive[key].expired():  # type: ignore[no-untyped-call]
             self._device.add(self._root(key))

@@ -111,7 +111,6 @@ class _Driver:
         return [int(node or 0) for node in found]
 
     def kind(self, node: int) -> int:
-        """The node's type."""
         kind = ctypes.c_int()
         self._call("cuGraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
         return kind.value
@@ -123,7 +122,6 @@ class _Driver:
         return int(graph.value or 0)
 
     def name(self, node: int) -> str:
-        """The kernel's name as compiled."""
         params, text = _KernelParams(), ctypes.c_char_p()
         self._call("cuGraphKernelNodeGetParams_v2", ctypes.c_void_p(node), ctypes.byref(params))
         for handle, function in ((params.func, "cuFuncGetName"), (params.kern, "cuKernelGetName")):
@@ -142,6 +140,4 @@ class _Driver:
             raise UncountableError(f"{name} returned {status}")
 
 
-@functools.cache
-def _driver() -> _Driver:
-    return _Driver()
+_driver = functools.cache(_Driver)

@@ -38,7 +38,6 @@ class Counts:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Counts:
-        """The counts from the JSON of ``as_json``."""
         names = tuple((str(name), int(count)) for name, count in data["names"])
         return cls(**{**data, "names": names, "doubts": tuple(data["doubts"])})
 

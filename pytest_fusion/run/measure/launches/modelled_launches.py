@@ -25,7 +25,7 @@ from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES, has_kernel, shares_memory, written_by
 from pytest_fusion.interpreter.bridge.dispatch import InnerMode
 from pytest_fusion.interpreter.launch import Launch
-from pytest_fusion.interpreter.memory.regions import Facts, described_by
+from pytest_fusion.interpreter.memory.regions import described_by
 from pytest_fusion.interpreter.scoped import holding
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.measure.launches.gpu_tensors import Places
@@ -171,25 +171,11 @@ def _counting(log: _Log) -> Iterator[Compiled]:
         counted() as compiled,
         interpreter.observe(launched),
         observe_compiled(launched),
-        described_by(_Met(log.places)),
+        described_by(log.places.proved_at),
         functions,
         mode,
     ):
         yield compiled
-
-
-class _Met:
-    """Records each storage that an interpreted kernel gets; it provides no facts."""
-
-    def __init__(self, places: Places) -> None:
-        self._places = places
-
-    def __call__(self, address: int) -> Facts | None:
-        self._places.proved_at(address)
-        return None
-
-    def hidden(self) -> frozenset[int]:
-        return frozenset()
 
 
 class _Operators(InnerMode):

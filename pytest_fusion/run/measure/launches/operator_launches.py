@@ -17,6 +17,7 @@ import torch
 
 from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.interpreter.bridge.aten import schema, shares_memory, written_by
+from pytest_fusion.run.refusals import around_kernel
 
 # Along more dimensions torch also concatenates without this kernel (CAT_ARRAY_MAX_INPUT_DIMS).
 _CAT_DIMS = 4
@@ -78,8 +79,7 @@ def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
 @lru_cache(maxsize=4096)
 def _looks(func: Any) -> bool:
     """Whether it only makes a view or answers a question about a tensor."""
-    in_place = getattr(torch.Tag, "inplace_view", None)
-    if schema(func).view or (in_place is not None and in_place in func.tags):
+    if schema(func).view or torch.Tag.inplace_view in func.tags:
         return True
     returns = [str(value.type) for value in func._schema.returns]
     no_tensor = not any("Tensor" in kind for kind in returns) and not schema(func).writes
@@ -171,21 +171,12 @@ def _work(kind: Literal["kernel", "memcpy"], name: str, detail: str = "") -> Wor
     return Work(kind, f"aten::{name}", detail)
 
 
-_FOREIGN: Final = (
-    "/torch/",
-    "/triton/",
-    "/pytest_fusion/run/",
-    "/pytest_fusion/interpreter/",
-    "/pytest_fusion/oracle/",
-)
-
-
 def caller() -> str:
     """``file.py:line`` of the innermost frame outside torch, Triton and this stage; empty if there is none."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if not any(part in file for part in _FOREIGN) and not file.startswith("<"):
+        if not around_kernel(file):
             return f"{file.rsplit('/', 1)[-1]}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""

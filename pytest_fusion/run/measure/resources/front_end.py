@@ -7,8 +7,7 @@ the kernel (`kernel_resources` runs them).
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -72,8 +71,7 @@ def _kind(value: Any, constant: bool) -> Any:
     return str(value if dtype is None else dtype)
 
 
-@contextmanager
-def launched(into: Launched) -> Iterator[None]:
+def launched(into: Launched) -> AbstractContextManager[None]:
     """Record the kernels that the body interprets; does nothing where Triton compiles."""
 
     def run(upstream: Any, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -81,8 +79,7 @@ def launched(into: Launched) -> Iterator[None]:
             into.note(kernel, args, {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")})
         return upstream(kernel, *args, **kwargs)
 
-    with replaced("triton.runtime.interpreter", "InterpretedFunction", "run", run):
-        yield
+    return replaced("triton.runtime.interpreter", "InterpretedFunction", "run", run)
 
 
 def compiled_by_front_end(found: Launched) -> list[Resources] | str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from pytest_fusion.interpreter.scoped import replaced
@@ -33,26 +33,19 @@ class Noted:
     live_others: tuple[Live, ...] = ()
 
 
-@dataclass(slots=True)
-class _Tuning:
-    """The state of an autotuner: the configs that it can choose, launched one by one."""
-
-    asking: bool = False
-    found: list[tuple[Specialisation, Live]] = field(default_factory=list)
-
-
 class _Notes:
     def __init__(self, into: list[Noted], run: bool, then: Callable[[Any, Noted], None] | None) -> None:
         self._into = into
         self._run = run
         self._then = then
-        self._tuning: list[_Tuning] = []
+        # While an autotuner runs: whether its configs are being described, and those found.
+        self._tuning = self._asking = False
+        self._found: list[tuple[Specialisation, Live]] = []
 
     def launched(self, upstream: Any, kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Replaces a kernel's ``run``."""
         plain = {name: value for name, value in kwargs.items() if name not in ("grid", "warmup")}
-        asking = bool(self._tuning) and self._tuning[-1].asking
-        if kwargs.get("warmup") and not asking:
+        if kwargs.get("warmup") and not self._asking:
             return upstream(kernel, *args, **kwargs)
         name = str(kernel.fn.__name__)
         try:
@@ -61,11 +54,11 @@ class _Notes:
         except NotSpecialisedError as error:
             noted = Noted(name, None, str(error))
         else:
-            if asking:
-                self._tuning[-1].found.append((found, live))
-            others = [other for other in self._tuning[-1].found if other[0] != found] if self._tuning else []
+            if self._asking:
+                self._found.append((found, live))
+            others = [other for other in self._found if other[0] != found]
             noted = Noted(name, found, "", tuple(o for o, _ in others), live, tuple(o for _, o in others))
-        if asking:
+        if self._asking:
             return None
         self._into.append(noted)
         result = upstream(kernel, *args, **kwargs) if self._run else None
@@ -77,18 +70,18 @@ class _Notes:
         """Replaces an autotuner's ``run``: first describes every config that its pruning leaves."""
         if len(tuner.configs) < 2 or self._tuning or not hasattr(tuner.fn, "run"):
             return upstream(tuner, *args, **kwargs)
-        tuning = _Tuning(asking=True)
-        self._tuning.append(tuning)
+        self._tuning = self._asking = True
         try:
             for config in pruned(tuner, args, kwargs):
                 # A config's hook sets the blocks of tensor descriptors, so it runs first; the launch calls its own
                 # hook.
                 with contextlib.suppress(Exception):
                     _launch(tuner, config, args, kwargs)
-            tuning.asking = False
+            self._asking = False
             return upstream(tuner, *args, **kwargs)
         finally:
-            self._tuning.pop()
+            self._tuning = self._asking = False
+            self._found.clear()
 
 
 def _launch(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

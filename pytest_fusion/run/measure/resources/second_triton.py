@@ -10,10 +10,11 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterator
 from functools import cache
-from types import CodeType, FunctionType, ModuleType
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
+
+from pytest_fusion.interpreter.control.fingerprint import names_in
 
 if TYPE_CHECKING:
     from pytest_fusion.run.measure.resources.specialiser import Live
@@ -121,7 +122,7 @@ class Compilable:
         interpreted = type(value).__name__ == "InterpretedFunction"
         made = jit.JITFunction(function, **value.kwargs) if interpreted else jit.ConstexprFunction(function)
         self._made[id(value)] = made  # it may call itself
-        names = frozenset(_names(function.__code__))
+        names = frozenset(names_in(function.__code__))
         self._replace(function.__globals__, names)
         for cell in function.__closure__ or ():
             cell.cell_contents = self._again(cell.cell_contents)
@@ -143,10 +144,3 @@ class Compilable:
         elif isinstance(owner, type) and not owner.__module__.startswith(("triton", "torch")):
             for name in names & vars(owner).keys():
                 setattr(owner, name, self._again(vars(owner)[name]))
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)

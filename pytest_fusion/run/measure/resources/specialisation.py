@@ -54,7 +54,6 @@ class Specialisation:
 
     @classmethod
     def from_json(cls, data: Any) -> Specialisation:
-        """The specialisation from the JSON of ``as_json``."""
         arguments = tuple(Argument(**argument) for argument in data["arguments"])
         return cls(**{**data, "place": Place(**data["place"]), "arguments": arguments})
 

@@ -93,10 +93,6 @@ class Occupancy:
     most: int
     limited_by: str
 
-    @property
-    def share(self) -> float:
-        return self.warps / self.most
-
 
 def parse_targets(text: str) -> tuple[Target, ...]:
     """``"sm_80, sm_90"`` as targets, each once. Raises ``FusionError`` for a name not in ``TARGETS``."""

@@ -61,7 +61,6 @@ class Report:
 
     @property
     def where(self) -> str:
-        """Kernel and line as text."""
         return self.kernel + (f" at {Path(self.file).name}:{self.line}" if self.line else "")
 
     def __str__(self) -> str:

@@ -27,16 +27,16 @@ CASES = 30
 Rule = Callable[[Machine, float, int, np.random.Generator], Judgement]
 
 
-def beside(name: str, found: Estimate, machine: Noise) -> Question:
+def beside(found: Estimate, machine: Noise) -> Question:
     """Whether a kernel is slower than another one that was measured beside it: 1 % counts, and nothing is stored."""
-    return against_stored(name, found, Level(0.0, 0.0, 0.0, 1, known=True), machine, smallest=0.01)
+    return against_stored(found, Level(0.0, 0.0, 0.0, known=True), machine, smallest=0.01)
 
 
 def incumbent(machine: Machine, slowdown: float, seed: int, rng: np.random.Generator) -> Judgement:
     """The kernel beside the one of before, in one session."""
     session = Session(machine, rng)
     found = estimate(session.ratios(slowdown), seed=seed)
-    return judge([beside("case", found, _noise(session, seed))], family=CASES)[0]
+    return judge([beside(found, _noise(session, seed))], family=CASES)[0]
 
 
 def stored(sessions: int, *, same_unit: bool = True) -> Rule:
@@ -54,7 +54,7 @@ def stored(sessions: int, *, same_unit: bool = True) -> Rule:
         history = tuple(Stored(one.ratio, unit) for one, unit in zip(before[:-1], units, strict=False))
         kept = _latency(before[-1], units[sessions - 1], history)
         machine_noise = _noise(visits[-1], seed)
-        question = against_stored("case", now, level(kept, units[-1], machine_noise.spread), machine_noise)
+        question = against_stored(now, level(kept, units[-1], machine_noise.spread), machine_noise)
         return judge([question], family=CASES)[0]
 
     return rule

@@ -108,11 +108,11 @@ def _told(
     )
     base = runs[0.0][0]
     # As of one session of this very GPU.
-    known = Level(base.ratio, math.hypot(math.sqrt(2) * SAME_UNIT, base.error), SAME_UNIT, 1, known=False)
+    known = Level(base.ratio, math.hypot(math.sqrt(2) * SAME_UNIT, base.error), SAME_UNIT, known=False)
     print("| slower by | truly | reads | half interval | incumbent | stored |\n|---|---|---|---|---|---|")
     for slower, found in runs.items():
-        incumbent = [judge([beside(name, one, noise)])[0].verdict for one in found]
-        stored = [judge([against_stored(name, one, known, noise)])[0].verdict for one in found]
+        incumbent = [judge([beside(one, noise)])[0].verdict for one in found]
+        stored = [judge([against_stored(one, known, noise)])[0].verdict for one in found]
         reads = [100 * math.expm1(one.ratio) for one in found]
         half = 100 * max(one.half_width for one in found)
         print(

@@ -44,8 +44,6 @@ from pytest_fusion.spec.wording import brief
 # For one entry at full sizes: on a CPU nothing is computed, on a GPU kernels compile.
 _SECONDS = 300.0
 ALL = "all entries"
-# The unknown facts of a reference whose launches are unknown, without and with its bytes.
-_REFERENCE = ("launches of the reference", "launches and bytes of the reference")
 
 
 def bench(
@@ -184,7 +182,7 @@ def _unknown(one: Figures) -> list[str]:
     """The facts of an entry that are not known, and why."""
     counted = (
         ("launches of the kernel", one.counts),
-        (_REFERENCE[one.reference is None], one.reference_counts),
+        (f"launches{' and bytes' if one.reference is None else ''} of the reference", one.reference_counts),
         ("launches of the kernel's backward pass", one.fused_side.backward),
         ("launches of the reference's backward pass", one.reference_side.backward),
     )

@@ -34,7 +34,6 @@ class Counters:
     """The launches of one call in order, or the ``reason`` why not; ``unseen`` copies and fills have no counters."""
 
     case: str
-    role: str = "fused"
     launches: tuple[Profiled, ...] = ()
     unseen: int = 0
     reason: str = ""
@@ -45,7 +44,7 @@ class Counters:
         return None if not values or any(value is None for value in values) else sum(values)
 
     def as_json(self) -> dict[str, Any]:
-        known = {"case": self.case, "role": self.role, "status": "unknown" if self.reason else "counted"}
+        known = {"case": self.case, "role": "fused", "status": "unknown" if self.reason else "counted"}
         if self.reason:
             return {**known, "reason": self.reason}
         totals = {name: self.total(name) for name in ("dram_read_bytes", "dram_written_bytes")}
@@ -58,7 +57,7 @@ def counted(again: Again | None, calls: Mapping[str, Counts | Uncounted], *, on_
         return []
     executable = ncu.find() if on_gpu else None
     if executable is None:
-        return [Counters(case, reason=ncu.INSTALL if on_gpu else _ON_A_CPU) for case in calls]
+        return _none(calls, ncu.INSTALL if on_gpu else _ON_A_CPU)
     found = under_ncu(executable, again, list(calls))
     return [checked(one, calls[one.case]) for one in found]
 
@@ -146,9 +145,8 @@ def checked(one: Counters, counts: Counts | Uncounted) -> Counters:
     wanted = counts.kernels if isinstance(counts, Counts) else 1
     if len(one.launches) < wanted:
         seen = plural(len(one.launches), "kernel")
-        return Counters(one.case, one.role, reason=f"ncu profiled {seen}, and the call launches {wanted}")
-    unseen = counts.memcpy + counts.memset if isinstance(counts, Counts) else 0
-    return Counters(one.case, one.role, one.launches, unseen)
+        return Counters(one.case, reason=f"ncu profiled {seen}, and the call launches {wanted}")
+    return replace(one, unseen=counts.memcpy + counts.memset if isinstance(counts, Counts) else 0)
 
 
 def _why_none(end: Ended, output: str, steps: Sequence[Step]) -> str:

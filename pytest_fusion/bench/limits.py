@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pytest_fusion.bench.baseline.bootstrap import FEWEST
+from pytest_fusion.bench.baseline.facts import group
 from pytest_fusion.bench.baseline.row import Key, Latency, Row
 from pytest_fusion.run.measure.timing.roofline import share
 from pytest_fusion.spec.wording import with_number
@@ -48,7 +49,7 @@ def limited(rows: Sequence[Row], limits: Mapping[str, float], *, noisy: str = ""
     found: list[Limited] = []
     for row in rows:
         # A row of no call, such as the recompilations of a sweep, has neither of them.
-        if row.role != "fused" or not (row.latency or {"bytes", "launches", "memory"} & _groups(row)):
+        if row.role != "fused" or not (row.latency or {"bytes", "launches", "memory"} & set(map(group, row.facts))):
             continue
         for name, allowed in limits.items():
             verdict, reason = _peak(row, int(allowed)) if name == "peak_memory" else _time(row, name, allowed, noisy)
@@ -120,10 +121,6 @@ def _peak(row: Row, allowed: int) -> tuple[LimitStatus, str]:
         return "unknown", "no device memory was measured; a GPU is needed"
     text = f"{_size(found)} above the inputs, at most {_size(allowed)} is allowed"
     return ("over" if found > allowed else "within"), text
-
-
-def _groups(row: Row) -> set[str]:
-    return {fact.partition(".")[0] for fact in row.facts}
 
 
 def _rate(bytes_per_s: float) -> str:

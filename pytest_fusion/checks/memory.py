@@ -9,6 +9,7 @@ from pathlib import PurePath
 import torch
 
 from pytest_fusion.checks.evidence import ChangedInput, DamagedMemory, WrongAccess
+from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.verdict import Verdict, failed, passed
 from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory.damage import Change, Damage
@@ -101,15 +102,15 @@ def read_at(outcome: Outcome, *, scratch: bool) -> str:
 
 def of_elements(check: str, output: str, mask: torch.Tensor, what: str, rest: str = "", *, slug: str) -> Verdict:
     """The failure of the elements in ``mask`` of an output; ``what`` they do wrong, in words, and the ``rest``."""
-    count, first = int(mask.sum()), [int(i) for i in mask.nonzero()[0]]
+    seen = repeat.seen(output, mask)
     return failed(
         check,
-        f"{count} of {mask.numel()} element(s) of {output} {what}, the first at {first}{rest}",
+        f"{seen} {what}, the first at {seen.first}{rest}",
         identity=f"{check}:{slug}",
         output=output,
-        count=count,
-        total=mask.numel(),
-        first=first,
+        count=seen.count,
+        total=seen.total,
+        first=seen.first,
     )
 
 

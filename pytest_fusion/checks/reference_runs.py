@@ -49,11 +49,9 @@ class ReferenceRuns:
             if not all(t.is_contiguous() for t in placed.tensors.values()):
                 with contextlib.suppress(ReferenceFailed, SpecError):
                     self._laid = self._priced("laid lanes", count, "E", laid=placed.arguments)
-        return (
-            values_check.meant_alike(self.fresh_lanes(name, count, "E"), self._laid[name])
-            if name in self._laid
-            else None
-        )
+        if name not in self._laid:
+            return None
+        return values_check.meant_alike(self.fresh_lanes(name, count, "E"), self._laid[name])
 
     def eager(self, name: str) -> torch.Tensor | None:
         """The reference's result in eager 16 bits for one output; ``None`` where no input has 16 bits."""

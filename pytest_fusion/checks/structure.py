@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Mapping
+from typing import Any
 
 import torch
 
@@ -70,26 +71,21 @@ def check_structure(
     ``shared``: names with shared memory, unlike the reference's; ``precision``: relative error allowed for a Python
     float.
     """
+
+    def wrong(reason: str, slug: str, **more: Any) -> Verdict:
+        return failed("structure", reason, identity=f"structure:{slug}", **more)
+
     if fused.shape != reference.shape:
         advice = ": does the test return what its kernel returned?" if fused.shape == "None" else ""
-        return failed(
-            "structure",
-            f"the fused kernel returned {fused.shape}, the reference {reference.shape}{advice}",
-            identity="structure:nesting",
-            fused=fused.shape,
-            reference=reference.shape,
-        )
+        reason = f"the fused kernel returned {fused.shape}, the reference {reference.shape}{advice}"
+        return wrong(reason, "nesting", fused=fused.shape, reference=reference.shape)
     for name, expected in reference.tensors.items():
         got = fused.tensors[name]
         posing = _posing(got, expected)
         if posing is not None:
-            return failed(
-                "structure",
-                f"{name} is {posing}; return a plain tensor that holds the answer",
-                identity=f"structure:{name}:type",
-                output=name,
-                fused=type(got).__name__,
-                reference=type(expected).__name__,
+            reason = f"{name} is {posing}; return a plain tensor that holds the answer"
+            return wrong(
+                reason, f"{name}:type", output=name, fused=type(got).__name__, reference=type(expected).__name__
             )
         for what, found, allowed in (
             ("shape", tuple(got.shape), tuple(expected.shape)),
@@ -97,31 +93,15 @@ def check_structure(
             ("device", got.device, expected.device),
         ):
             if found != allowed:
-                return failed(
-                    "structure",
-                    f"{name} has {what} {found}, the reference's has {allowed}",
-                    identity=f"structure:{name}:{what}",
-                    output=name,
-                    fused=str(found),
-                    reference=str(allowed),
-                )
+                reason = f"{name} has {what} {found}, the reference's has {allowed}"
+                return wrong(reason, f"{name}:{what}", output=name, fused=str(found), reference=str(allowed))
     for name, expected in reference.plain.items():
         number = fused.plain.get(name)
         if type(number) is not type(expected) or not _same_plain(number, expected, precision):
-            return failed(
-                "structure",
-                f"{name} is {number!r}, the reference's is {expected!r}",
-                identity=f"structure:{name}:value",
-                output=name,
-            )
+            return wrong(f"{name} is {number!r}, the reference's is {expected!r}", f"{name}:value", output=name)
     for x, y in sorted(shared):
-        return failed(
-            "structure",
-            f"{x} shares memory with {y}, which the reference's does not; writing to one changes the other",
-            identity="structure:aliasing",
-            output=x,
-            other=y,
-        )
+        reason = f"{x} shares memory with {y}, which the reference's does not; writing to one changes the other"
+        return wrong(reason, "aliasing", output=x, other=y)
     return passed("structure")
 
 

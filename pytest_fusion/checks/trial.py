@@ -30,16 +30,10 @@ from pytest_fusion.checks.outputs import IN_PLACE, Outputs, collect, varies
 from pytest_fusion.checks.randomness.masks import Draws, drawn_alike
 from pytest_fusion.checks.reference_runs import ReferenceRuns
 from pytest_fusion.checks.repeat import repeat
-from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
+from pytest_fusion.checks.verdict import Verdict, passed, unknown
 from pytest_fusion.errors import SpecError
 from pytest_fusion.interpreter.memory.undefined_lanes import masked_fill
-from pytest_fusion.oracle.reference import (
-    FEW_LANES,
-    MANY_LANES,
-    MOST_LANES,
-    ReferenceFailed,
-    ReferenceRun,
-)
+from pytest_fusion.oracle.reference import FEW_LANES, MANY_LANES, MOST_LANES, ReferenceFailed, ReferenceRun
 from pytest_fusion.oracle.rounding import NARROW, factors_in_tf32
 from pytest_fusion.oracle.tolerance import ValuesVerdict
 from pytest_fusion.run.fused import Outcome, run_fused
@@ -134,6 +128,13 @@ class Trial:
         """A trial of other inputs with the same reference's outputs; none of its own are judged."""
         result = replace(self.result, case=case)
         return Trial(context or self.context, result, logical, self.reference, self.expected, self.alone, self.draws)
+
+    def of_values(self, case: Case, logical: Mapping[str, Any]) -> Trial:
+        """A trial of other values, with the reference's answer for them; to be made after the kernel's call, which must
+        find no right answer in memory. Raises ``ReferenceFailed``."""
+        context = drawn_alike(self.context, case, logical, self.draws)
+        reference, expected = reference_of(context, case, logical)
+        return Trial(context, CaseResult(case), logical, reference, expected, self.alone)
 
     def set_apart(self) -> dict[str, torch.Tensor]:
         """The reference's probabilities of sampled outputs, removed from those compared element by element."""
@@ -400,9 +401,7 @@ class Trial:
             placed.arena.refill(FILLS[0])
         outcome = call_placed(context, spec.fused, placed)
         try:
-            # After the kernel, which must find no right answer in memory.
-            context = drawn_alike(context, case, logical, self.draws)
-            reference, expected = reference_of(context, case, logical)
+            trial = self.of_values(case, logical)
         except ReferenceFailed:
             return
         if outcome.error is not None:
@@ -410,7 +409,6 @@ class Trial:
                 return
             verdict, what, cause = error_verdict(outcome), "raised what a first call does not", None
         else:
-            trial = Trial(context, CaseResult(case), logical, reference, expected, self.alone)
             now = trial.collect(outcome, placed)
             verdict = trial.compare(now, excused=False)
             stale = repeat.first_difference(before, now.tensors) is None
@@ -427,17 +425,9 @@ class Trial:
             self.result.case, self.result.verdicts = case, alone.verdicts
             self.result.evidence, self.result.trace = alone.evidence, alone.trace
             return
-        reason = verdict.reason.partition(": ")[2] if verdict.check == "values" else verdict.reason
-        self.note(
-            failed(
-                "repeat",
-                f"called again with changed values at the same addresses, the kernel {what}: {reason}",
-                identity="repeat:stale",
-                output=verdict.output,
-                cause=cause,
-                evidence=verdict.evidence,
-            )
-        )
+        found = verdict.reason.partition(": ")[2] if verdict.check == "values" else verdict.reason
+        reason = f"called again with changed values at the same addresses, the kernel {what}: {found}"
+        self.note(replace(verdict, check="repeat", reason=reason, identity="repeat:stale", cause=cause))
 
 
 def _varied(outputs: Mapping[str, torch.Tensor]) -> bool:

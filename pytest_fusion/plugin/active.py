@@ -77,20 +77,13 @@ class Active:
         return modes.Judge()
 
 
-_stack: list[Active] = []
-
-
-def push(active: Active) -> None:
-    _stack.append(active)
-
-
-def pop() -> None:
-    _stack.pop()
+# Several where a test runs pytest in its own process.
+stack: list[Active] = []
 
 
 def current() -> Active | None:
     """The running test, or ``None`` outside pytest."""
-    return _stack[-1] if _stack else None
+    return stack[-1] if stack else None
 
 
 def _pinned(item: pytest.Item) -> tuple[Pinned, ...]:

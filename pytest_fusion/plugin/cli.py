@@ -110,12 +110,11 @@ def _pin(file: Path) -> int:
 
 
 def _report(source: Path, target: Path) -> int:
-    from pytest_fusion.report.html.page import render
+    from pytest_fusion.report.html.page import write_page
     from pytest_fusion.report.json_file import read_json
-    from pytest_fusion.report.report_paths import replace_text
 
     records, environment = read_json(source)
-    replace_text(target.absolute(), render(records, environment))
+    write_page(target.absolute(), records, environment)
     sys.stdout.write(f"html report: {target}\n")
     return 0
 

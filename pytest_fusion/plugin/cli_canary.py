@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pytest_fusion.canary.offline.incumbent.incumbents import parse
 from pytest_fusion.engine.profiles import PROFILES, profile
 from pytest_fusion.errors import CanaryError, FusionError
+from pytest_fusion.report.canary_table import ORDER
 from pytest_fusion.run import device_choice
 
 if TYPE_CHECKING:
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 # By the verdict; 4 is also an error of use, as in all commands.
 EXITS = {"promote": 0, "rollback": 1, "hold": 3, "error": 4, "nodata": 5}
 STATUS = "exit status: " + ", ".join(f"{code} {name}" for name, code in EXITS.items()) + " or wrong use"
-# Of several canaries, the one that needs attention first.
-_WORST = ("rollback", "error", "nodata", "hold", "promote")
 
 
 def add(commands: Any) -> None:
@@ -43,14 +42,10 @@ def add(commands: Any) -> None:
     compare.add_argument("--profile", default="dev", choices=tuple(PROFILES))
     compare.add_argument("--json", type=Path, metavar="FILE")
     compare.add_argument("--html", type=Path, metavar="FILE")
-    _add_status(views)
-
-
-def _add_status(views: Any) -> None:
     status = views.add_parser(
         "status",
         help="where the rollouts stand whose logs are in a folder",
-        epilog=f"{STATUS}; without --judge 0. Of several canaries, the first of: {', '.join(_WORST)}",
+        epilog=f"{STATUS}; without --judge 0. Of several canaries, the first of: {', '.join(ORDER)}",
     )
     status.add_argument("folder", type=Path, help="that of Policy(directory=...), with the logs of all machines")
     status.add_argument("--judge", action="store_true", help="judge what was seen; see the exit status")
@@ -135,10 +130,9 @@ def _show(record: TestRecord, given: argparse.Namespace) -> None:
 
             write_json(given.json, [record], environment)
         if given.html is not None:
-            from pytest_fusion.report.html.page import render
-            from pytest_fusion.report.report_paths import replace_text
+            from pytest_fusion.report.html.page import write_page
 
-            replace_text(given.html.absolute(), render([record], environment, title="pytest-fusion canary"))
+            write_page(given.html.absolute(), [record], environment, title="pytest-fusion canary")
     except FusionError as error:
         sys.stderr.write(f"pytest-fusion: {error}\n")
 
@@ -175,4 +169,4 @@ def _status(given: argparse.Namespace) -> int:
     if not given.judge:
         return 0
     decisions = {judgement.decision for judgement in judgements.values()} or {"nodata"}
-    return EXITS[min(decisions, key=_WORST.index)]
+    return EXITS[min(decisions, key=ORDER.index)]

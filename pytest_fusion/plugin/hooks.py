@@ -117,8 +117,20 @@ class _Collector:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Looks up pinned replays once, before -k and -m remove tests."""
-        _find_pins(config, [item for item in items if keys.is_fused(item)])
+        """Looks up pinned replays once, before -k and -m remove tests. Raises ``UsageError`` for an invalid file."""
+        tests = [item for item in items if keys.is_fused(item)]
+        config.stash[keys.pins] = []
+        if not tests or config.stash[keys.options].replay is not None:
+            return
+        from pytest_fusion.plugin.pinned import find, orphans
+
+        with _errors_of_use():
+            pins = config.stash[keys.pins] = find([item.path.parent for item in tests], config.rootpath)
+        if any("::" in argument for argument in config.args):
+            return  # only parts of files are requested, so missing tests may exist
+        config.stash[keys.orphans] += orphans(pins, tests, config)
+        if keys.is_worker(config):
+            config.workeroutput["fusion_orphans"] = config.stash[keys.orphans]  # type: ignore[attr-defined]
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
@@ -126,22 +138,6 @@ class _Collector:
         found = getattr(node, "workeroutput", {}).get("fusion_orphans", [])
         known = node.config.stash[keys.orphans]
         known += [line for line in found if line not in known]
-
-
-def _find_pins(config: pytest.Config, tests: list[pytest.Item]) -> None:
-    """Raises ``UsageError`` for an invalid file in a folder of pinned replays."""
-    config.stash[keys.pins] = []
-    if not tests or config.stash[keys.options].replay is not None:
-        return
-    from pytest_fusion.plugin.pinned import find, orphans
-
-    with _errors_of_use():
-        pins = config.stash[keys.pins] = find([item.path.parent for item in tests], config.rootpath)
-    if any("::" in argument for argument in config.args):
-        return  # only parts of files are requested, so missing tests may exist
-    config.stash[keys.orphans] += orphans(pins, tests, config)
-    if keys.is_worker(config):
-        config.workeroutput["fusion_orphans"] = config.stash[keys.orphans]  # type: ignore[attr-defined]
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
@@ -231,14 +227,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     __tracebackhide__ = True
     running = active.Active(item)
-    active.push(running)
+    active.stack.append(running)
     try:
         return (yield)
     except Exception as error:
         running.note_error(error)
         raise
     finally:
-        active.pop()
+        active.stack.pop()
         item.stash[keys.own_records] = running.records
         if running.records:
             _note_properties(item, running.records)

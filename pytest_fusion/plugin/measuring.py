@@ -95,15 +95,10 @@ def _measure(pair: Pair, text: str, name: str, judge: Callable[[], TestRecord]) 
         message = f"{name}: honesty failed\n  {_REMEMBERED}"
         record = replace(record, verdict="fail", failed_check="honesty", cause=None, message=message)
     else:
-        known = _environment(pair.device)
+        identity = opened(pair.device).facts if pair.device.type == "cuda" else {}
+        known = environment.describe(str(pair.device), **identity)
         found = measure(pair, wanted, nodeid=record.nodeid, case=text, environment=known)
         record = with_bench(record, found, wanted, name)
     running.records[-1] = record
     if record.verdict == "fail":
         raise failure_of(record)
-
-
-def _environment(device: torch.device) -> dict[str, Any]:
-    """The environment of reports, with the class and identity of a GPU."""
-    more = opened(device).facts if device.type == "cuda" else {}
-    return environment.describe(str(device), **more)

@@ -42,11 +42,9 @@ def write(config: pytest.Config) -> None:
 
         write_json(options.json, records, environment)
     if options.report is not None:
-        from pytest_fusion.report.html.page import render
-        from pytest_fusion.report.report_paths import replace_text
+        from pytest_fusion.report.html.page import write_page
 
-        page = render(records, environment, finished=time.strftime("%Y-%m-%d %H:%M:%S"))
-        replace_text(options.report, page)
+        write_page(options.report, records, environment, finished=time.strftime("%Y-%m-%d %H:%M:%S"))
     if summary and records:
         from pytest_fusion.report.ci.github import append_summary
 

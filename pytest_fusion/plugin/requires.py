@@ -24,7 +24,8 @@ def check(requires: Any) -> None:
         if architecture:
             major, minor = architecture.groups()
             raise SpecError(f"requires={need!r}; a compute capability is written ({major}, {minor})")
-        if not _is_capability(need) and not (isinstance(need, str) and _is_module_name(need)):
+        is_module = isinstance(need, str) and all(part.isidentifier() for part in need.split("."))
+        if not _is_capability(need) and not is_module:
             raise SpecError(
                 f"requires={need!r}; expected 'cuda', a compute capability such as (9, 0), or a package's import name"
             )
@@ -32,10 +33,6 @@ def check(requires: Any) -> None:
 
 def _is_capability(need: Any) -> bool:
     return isinstance(need, tuple) and len(need) == 2 and all(type(part) is int for part in need)
-
-
-def _is_module_name(need: str) -> bool:
-    return all(part.isidentifier() for part in need.split("."))
 
 
 def missing(requires: Any, device: str) -> str | None:

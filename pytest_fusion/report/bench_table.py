@@ -199,7 +199,7 @@ def _kernels(record: TestRecord) -> list[tuple[str, tuple[str, ...]]]:
         if one["status"] != "compiled":
             found.append((case, (one["kernel"], one["target"], f"{one['status']}: {one['reason']}")))
             continue
-        held, tensor = one.get("occupancy"), _tensor_core(one.get("instructions", {}))
+        held, instructions = one.get("occupancy"), one.get("instructions", {})
         seconds = one.get("seconds")
         row = (
             one["kernel"],
@@ -208,15 +208,11 @@ def _kernels(record: TestRecord) -> list[tuple[str, tuple[str, ...]]]:
             quantity(one["local_bytes"]),
             quantity(one["shared_static"] + one["shared_dynamic"]),
             f"{held['warps']} of {held['most']}" if held else UNKNOWN,
-            str(tensor),
+            str(sum(count for name, count in instructions.items() if name.startswith("tensor_core"))),
             f"{seconds:.1f} s" if seconds is not None else "cached",
         )
         found.append((case, row))
     return found
-
-
-def _tensor_core(instructions: Mapping[str, Any]) -> int:
-    return sum(count for name, count in instructions.items() if name.startswith("tensor_core"))
 
 
 def counter_listing(found: Sequence[Figures]) -> Listing:

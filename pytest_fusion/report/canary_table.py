@@ -10,7 +10,8 @@ from typing import Any
 from pytest_fusion.report.phrases import one_line
 from pytest_fusion.report.record import TestRecord
 
-_ORDER = ("rollback", "error", "nodata", "hold", "promote")
+# The verdict that needs attention first.
+ORDER = ("rollback", "error", "nodata", "hold", "promote")
 _COLOURS = {
     "rollback": {"red": True, "bold": True},
     "error": {"red": True},
@@ -41,7 +42,7 @@ def canary_lines(records: Sequence[TestRecord]) -> list[Line]:
         lines += [(f"          note: {one_line(note)}", {}) for note in comparison["notes"]]
     lines += [(advice, {"yellow": True}) for advice in _advice(found)]
     counts = Counter(record.canary["verdict"] for record in found)
-    total = ", ".join(f"{counts[name]} {name}" for name in _ORDER if counts[name])
+    total = ", ".join(f"{counts[name]} {name}" for name in ORDER if counts[name])
     lines.append((f"canary: {total}", _COLOURS[decision(records)]))
     return lines
 
@@ -49,7 +50,7 @@ def canary_lines(records: Sequence[TestRecord]) -> list[Line]:
 def decision(records: Iterable[TestRecord]) -> str:
     """The gravest verdict of all tests; ``"nodata"`` if none was compared."""
     verdicts = {record.canary["verdict"] for record in records if record.canary}
-    return next((name for name in _ORDER if name in verdicts), "nodata")
+    return next((name for name in ORDER if name in verdicts), "nodata")
 
 
 def canary_rows(records: Sequence[TestRecord]) -> list[dict[str, Any]]:
@@ -58,7 +59,7 @@ def canary_rows(records: Sequence[TestRecord]) -> list[dict[str, Any]]:
 
 
 def _compared(records: Sequence[TestRecord]) -> list[TestRecord]:
-    return sorted((r for r in records if r.canary), key=lambda r: _ORDER.index(r.canary["verdict"]))
+    return sorted((r for r in records if r.canary), key=lambda r: ORDER.index(r.canary["verdict"]))
 
 
 def _incumbent(about: Mapping[str, Any]) -> str:

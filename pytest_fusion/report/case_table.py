@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_TITLE = "case"
-
 
 @dataclass(frozen=True, slots=True)
 class Table:
@@ -33,7 +31,7 @@ def case_tables(case: Mapping[str, Any]) -> tuple[Table, ...]:
             scalars.append((key, ", ".join(f"{name} = {cell(item)}" for name, item in value.items())))
         else:
             scalars.append((key, cell(value)))
-    return (*([Table(_TITLE, (), tuple(scalars))] if scalars else []), *tables)
+    return (*([Table("case", (), tuple(scalars))] if scalars else []), *tables)
 
 
 def cell(value: Any) -> str:

@@ -91,14 +91,14 @@ def _grid(listing: Listing, width: int, indent: int) -> list[str]:
     rest = sum(widths[1:]) + len(_GAP) * (len(widths) - 1)
     widths[0] = max(min(widths[0], width - indent - rest), 8)
 
-    def line(cells: Sequence[str], margin: str) -> str:
+    def line(cells: Sequence[str]) -> str:
         first = clipped(cells[0], widths[0]).ljust(widths[0])
         if len(cells) < len(listing.header):
-            return margin + _GAP.join([first, *cells[1:]])
+            return " " * indent + _GAP.join([first, *cells[1:]])
         others = (cell.rjust(size) for cell, size in zip(cells[1:], widths[1:], strict=True))
-        return (margin + _GAP.join([first, *others])).rstrip()
+        return (" " * indent + _GAP.join([first, *others])).rstrip()
 
-    return [line(listing.header, " " * indent), *(line(row, " " * indent) for row in listing.rows)]
+    return [line(listing.header), *map(line, listing.rows)]
 
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")

@@ -58,39 +58,33 @@ def read_json(path: Path) -> tuple[list[TestRecord], dict[str, Any]]:
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 
-def plain(value: Any, *, finite: bool = True) -> Any:
+def plain(value: Any) -> Any:
     """``value`` as a new :data:`Plain`: numpy and torch scalars become Python numbers (one ``numpy.float64`` ends a run
-    of pytest-xdist with execnet's ``DumpError``), sets sorted lists, dataclasses dicts, other objects text. With
-    ``finite`` non-finite floats become ``"nan"``, ``"inf"``, ``"-inf"``, which strict JSON lacks."""
+    of pytest-xdist with execnet's ``DumpError``), sets sorted lists, dataclasses dicts, other objects text. Non-finite
+    floats become ``"nan"``, ``"inf"``, ``"-inf"``, which strict JSON lacks."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Enum):
-        return plain(value.value, finite=finite)
+        return plain(value.value)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
         number = float(value)
-        return number if math.isfinite(number) or not finite else str(number)
+        return number if math.isfinite(number) else str(number)
     if isinstance(value, str):
         return _encodable(str(value))
     if isinstance(value, Mapping):
-        return {_key(key): plain(item, finite=finite) for key, item in value.items()}
+        return {_key(key): plain(item) for key, item in value.items()}
     if isinstance(value, AbstractSet):
-        return sorted((plain(item, finite=finite) for item in value), key=repr)
+        return sorted(map(plain, value), key=repr)
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
-        return [plain(item, finite=finite) for item in value]
+        return list(map(plain, value))
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: plain(getattr(value, field.name), finite=finite) for field in fields(value)}
-    return _foreign(value, finite)
-
-
-def _foreign(value: Any, finite: bool) -> Any:
-    """A number inside an object of numpy or torch (``tolist`` of no dimension), else the object's text."""
-    if getattr(value, "ndim", None) == 0 and callable(getattr(value, "tolist", None)):
-        inner = value.tolist()
-        if isinstance(inner, bool | int | float | str):
-            return plain(inner, finite=finite)
-    return _encodable(str(value))
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
+    # An object of numpy or torch without a dimension holds a number.
+    scalar = getattr(value, "ndim", None) == 0 and callable(getattr(value, "tolist", None))
+    inner = value.tolist() if scalar else None
+    return plain(inner) if isinstance(inner, bool | int | float | str) else _encodable(str(value))
 
 
 def _key(key: Any) -> str:

@@ -165,11 +165,6 @@ def evidence(record: TestRecord) -> list[str]:
     return list(record.diagnosis.get("evidence", ()))
 
 
-def ruled_out(record: TestRecord) -> list[str]:
-    """Causes that experiments on the failing case excluded."""
-    return list(record.diagnosis.get("ruled_out", ()))
-
-
 def replay_command(record: TestRecord) -> str:
     """The command that runs the failing case again; empty if no replay was written."""
     if not record.replay:

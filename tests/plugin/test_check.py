@@ -16,7 +16,7 @@ from tests.plugin.conftest import Project
 @pytest.fixture
 def outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     """As in a script: no test is running."""
-    monkeypatch.setattr("pytest_fusion.plugin.active._stack", [])
+    monkeypatch.setattr("pytest_fusion.plugin.active.stack", [])
     monkeypatch.chdir(tmp_path)
 
 

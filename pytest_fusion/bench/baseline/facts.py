@@ -136,7 +136,8 @@ def _compare(
 
 def _worse(fact: str, was: int, is_: int, before: Mapping[str, int], now: Mapping[str, int]) -> Change:
     """A fact that became worse. Shared memory costs nothing until fewer blocks fit on a multiprocessor."""
-    fits = next((name for name in before if _is_beside(name, fact) and "occupancy" in _words(name)), None)
+    of_kernel = (name for name in before if name.rpartition("/")[0] == fact.rpartition("/")[0])
+    fits = next((name for name in of_kernel if "occupancy" in _words(name)), None)
     if "shared" in _words(fact) and fits is not None and now.get(fits, -1) >= before[fits]:
         return Change(fact, was, is_, "changed", "as many warps fit on a multiprocessor as before")
     if was == 0:
@@ -144,18 +145,9 @@ def _worse(fact: str, was: int, is_: int, before: Mapping[str, int], now: Mappin
     return Change(fact, was, is_, "regressed", f"{(is_ - was) / was:+.0%}")
 
 
-def _last(fact: str) -> str:
-    return fact.rpartition("/")[2]
-
-
-def _is_beside(one: str, other: str) -> bool:
-    """Whether both are of the same kernel on the same target."""
-    return one.rpartition("/")[0] == other.rpartition("/")[0]
-
-
 def _words(fact: str) -> set[str]:
     """The words of a fact, whole and in parts: ``"sm_90/k/local_bytes"`` is local_bytes, local and bytes."""
-    return {word for part in _last(fact).lower().split(".") for word in (part, *part.split("_"))}
+    return {word for part in fact.rpartition("/")[2].lower().split(".") for word in (part, *part.split("_"))}
 
 
 def with_unmeasured(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:

@@ -40,13 +40,12 @@ _UNSURE = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """A stored log ratio over ``sessions``, and its standard ``error`` against a ratio of today, without today's
-    sampling error. ``between`` is the standard deviation between sessions, measured if ``known``, else a default."""
+    """A stored log ratio, and its standard ``error`` against a ratio of today, without today's sampling error.
+    ``between`` is the standard deviation between sessions, measured if ``known``, else a default."""
 
     ratio: float
     error: float
     between: float
-    sessions: int
     known: bool
 
 
@@ -63,7 +62,7 @@ def level(stored: Latency, unit: str, aa: float = 0.0) -> Level:
     ratios = [one.ratio for one in used]
     between = max(spread(ratios) if seen else default, aa)
     error = math.sqrt(between**2 * (1 + 1 / len(ratios)) + stored.error**2 / len(ratios))
-    return Level(fmean(ratios), error, between, len(ratios), seen)
+    return Level(fmean(ratios), error, between, seen)
 
 
 def worth(known: Level, stored: Latency, now: Latency) -> Level:
@@ -92,7 +91,7 @@ def spread(ratios: Sequence[float]) -> float:
     return math.sqrt(freedom * variance(ratios) / chi_square_limit(_UNSURE, freedom))
 
 
-def continued(before: Latency, now: Latency, made: str = "") -> Latency:
+def continued(before: Latency, now: Latency, made: str) -> Latency:
     """``now`` with the sessions of ``before`` and ``before`` itself. The history starts anew with another place,
     reference or method, or after a step beyond the spread of sessions, which would hide the next step."""
     if (before.place, before.control, before.method) != (now.place, now.control, now.method):
@@ -133,7 +132,6 @@ class Question:
     its standard error, ``sampling`` the part that more blocks reduce. ``smallest`` is the log ratio that counts; below
     ``floor`` nothing counts on this machine. ``why_not`` says why there is no answer."""
 
-    name: str
     difference: float
     error: float
     sampling: float
@@ -145,19 +143,13 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The answer: ``change`` in per cent with its interval, ``chance`` that nothing changed (corrected by Holm)."""
+    """The answer: ``change`` in per cent with its interval."""
 
-    name: str
     verdict: LatencyStatus
     change: float
     low: float
     high: float
-    chance: float
     reason: str
-
-    @property
-    def failed(self) -> bool:
-        return self.verdict == "regressed"
 
 
 def noise(runs: Sequence[Estimate]) -> Noise:
@@ -177,13 +169,12 @@ def noise(runs: Sequence[Estimate]) -> Noise:
     return Noise(spread)
 
 
-def against_stored(name: str, found: Estimate, stored: Level, machine: Noise, smallest: float = STORED) -> Question:
+def against_stored(found: Estimate | Latency, stored: Level, machine: Noise, smallest: float = STORED) -> Question:
     """The question whether the ratio to the reference is higher than in stored sessions."""
     why_not = machine.noisy
     if not why_not and len(found.blocks) < FEWEST:
         why_not = f"{len(found.blocks)} blocks were measured, and {FEWEST} are needed for an interval"
     return Question(
-        name,
         difference=found.ratio - stored.ratio,
         error=math.hypot(found.error, stored.error),
         sampling=found.error,
@@ -236,17 +227,13 @@ def _judged(one: Question, slower: float, faster: float) -> Judgement:
     elif -counts < low and high < counts:
         verdict, reason = "same", f"the whole interval is within {_percent(counts):.1f} %"
     else:
-        verdict, reason = (
-            "inconclusive",
-            f"the interval is too wide to decide whether it changed by {_percent(counts):.1f} %",
-        )
+        reason = f"the interval is too wide to decide whether it changed by {_percent(counts):.1f} %"
+        verdict = "inconclusive"
     return Judgement(
-        name=one.name,
         verdict=verdict,
         change=round(_percent(one.difference), 3),
         low=round(_percent(low), 3),
         high=round(_percent(high), 3),
-        chance=min(slower, faster),
         reason=reason,
     )
 

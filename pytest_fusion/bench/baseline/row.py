@@ -168,9 +168,6 @@ class GoldenOutput:
     slack: float | None = None
     nonfinite: int = 0
 
-    def as_json(self) -> dict[str, Any]:
-        return dict(_plain(self))
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> GoldenOutput:
         """Raises ``KeyError``, ``TypeError`` or ``ValueError`` where the data are not an output."""

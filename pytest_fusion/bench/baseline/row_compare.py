@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pytest_fusion.bench.baseline.bootstrap import Estimate
 from pytest_fusion.bench.baseline.codec import Baseline
 from pytest_fusion.bench.baseline.facts import (
     RECOMPILES,
@@ -105,8 +104,7 @@ def _question(row: Row, before: Row, machine: Noise | None) -> tuple[Question | 
     if machine is None:
         return None, "this machine was not measured against itself, so no latency is judged"
     aa = max(then.aa or 0.0, machine.spread)
-    found = Estimate(now.ratio, now.low, now.high, now.error, now.blocks)
-    return against_stored(str(row.key), found, worth(level(then, now.unit, aa), then, now), machine), ""
+    return against_stored(now, worth(level(then, now.unit, aa), then, now), machine), ""
 
 
 def _not_comparable(then: Latency | None, now: Latency) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from pytest_fusion.checks.verdict import Verdict, failed, passed
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run import saved_tensors
 from pytest_fusion.run.compiled import observe_compiled
-from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory import unwatched
 from pytest_fusion.run.memory.damage import Change
 from pytest_fusion.run.placing import Placed, place
@@ -29,8 +28,6 @@ from pytest_fusion.run.placing import Placed, place
 NAME = "gradients"
 
 Gradients = Mapping[str, torch.Tensor | None]
-# 0-dim bools by name of input.
-Altered = Mapping[str, torch.Tensor]
 
 
 @dataclass(slots=True)
@@ -38,8 +35,8 @@ class Backward:
     """Gradients by input (``None`` where there is none), and what else a backward showed.
 
     Changed by it: ``upstream`` gradients; ``saved`` tensors, by name; forward's ``outputs``, with the mask of elements.
-    ``again`` are a second backward's gradients, if it was made and not refused, ``overwritten`` those of the first that
-    it changed. ``direct`` names inputs whose ``.grad`` or ``requires_grad`` the kernel set by itself.
+    ``again`` are a second backward's gradients, if it was made and not refused, ``overwritten`` those of the first, as
+    ``dx``, that it changed. ``direct`` names inputs whose ``.grad`` or ``requires_grad`` the kernel set by itself.
     """
 
     gradients: Gradients
@@ -67,8 +64,8 @@ class Attempt:
         # What backward launched; ``None`` where it did not come to that.
         self._launched: list[Launch] | None = None
         self.backward: Backward | None = None
-        # Whether forward changed each input; read only if one is changed at the end.
-        self.altered: Altered = {}
+        # Whether forward changed each input, as 0-dim bools; read only if one is changed at the end.
+        self._altered: Mapping[str, torch.Tensor] = {}
         # Copies of forward's results.
         self.forward: dict[str, torch.Tensor] = {}
         self.outcome = call_placed(context, self._call, self.placed)
@@ -79,11 +76,34 @@ class Attempt:
 
     def ended(self) -> Verdict | None:
         """What ends the check before any gradient is looked at; ``None`` if nothing does."""
-        context, case = self._trial.context, self._trial.result.case
-        launched = self._launched
-        if launched is not None and refused.note(context, case, self.outcome, launched, backward=True):
-            return passed(NAME, refused=type(self.outcome.error).__name__)
-        return ended(self._trial, self.outcome, self.placed, self.upstream, self.altered)
+        trial, outcome, error, launched = self._trial, self.outcome, self.outcome.error, self._launched
+        context, spec = trial.context, trial.spec
+        if launched is not None and refused.note(context, trial.result.case, outcome, launched, backward=True):
+            return passed(NAME, refused=type(error).__name__)
+        if isinstance(error, NoGraph):
+            return failed(
+                NAME,
+                f"{error} does not require grad though the reference's does: it is not connected to the inputs "
+                "(computed under no_grad, detached, or an autograd.Function that was bypassed)",
+                identity="gradients:missing:graph",
+                cause="gradient-missing",
+            )
+        if error is not None:
+            if rejection(spec, error) is not None:
+                return passed(NAME, refused=type(error).__name__)
+            trial.result.trace = outcome.trace
+            return error_verdict(outcome)
+        if (accessed := memory.check_access(outcome, spec)) is not None:
+            return accessed
+        hurt = memory.check_damage([*outcome.damage, *self.upstream.arena.damage()])
+        if hurt.failed and context.on(hurt.check):
+            return hurt
+        changes = memory.check_inputs(
+            self.placed.arena.changed(),
+            spec.given_up,
+            lambda name: memory.RECORDING if bool(self._altered.get(name)) else memory.BACKWARD,
+        )
+        return changes if changes.failed and context.on(changes.check) else None
 
     def results(self) -> dict[str, torch.Tensor] | None:
         """As ``named``; ``None`` where the call raised or left its memory."""
@@ -105,7 +125,7 @@ class Attempt:
         saved = {name: t.detach() for name, t in saved_tensors.saved(ends).items()}
         with unwatched():
             before = {name: t.clone() for name, t in saved.items()}
-            self.altered = self.placed.arena.altered()
+            self._altered = self.placed.arena.altered()
         gradients = self._backward(ends, self.upstream, keep=self._twice)
         found = self.backward = Backward(gradients)
         with unwatched():
@@ -122,7 +142,7 @@ class Attempt:
             except Exception:  # noqa: BLE001
                 return result  # refusing a second backward is allowed
             with unwatched():
-                found.overwritten = _overwritten_by_second(gradients, copies)
+                found.overwritten = repeat.changed(named(gradients), named(copies))
             found.gradients = copies
         return result
 
@@ -137,12 +157,12 @@ class Attempt:
     def _changed(self, outputs: Mapping[str, torch.Tensor], arguments: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         """Results that backward changed, except in the memory of inputs that it may overwrite."""
         given_up = tensors_of({name: arguments[name] for name in self._trial.spec.given_up}).values()
-        masks = {
-            name: repeat.differing(t.detach(), self.forward[name])
+        returned = {
+            name: t.detach()
             for name, t in outputs.items()
             if not _released(t) and not any(structure.overlap(t, other) for other in given_up)
         }
-        return {name: mask for name, mask in masks.items() if bool(mask.any())}
+        return repeat.changed(returned, self.forward)
 
     def _set_directly(self, arguments: Mapping[str, Any]) -> list[str]:
         return [
@@ -153,13 +173,6 @@ class Attempt:
             and name not in self._trial.spec.mutates
             and (t.grad is not None or t.requires_grad != (name in self._wanted))
         ]
-
-
-def _overwritten_by_second(gradients: Gradients, copies: Gradients) -> dict[str, torch.Tensor]:
-    """The gradients of the first backward that differ from their copies, with the mask of elements."""
-    pairs = {name: (t, copy) for name, t in gradients.items() if t is not None and (copy := copies[name]) is not None}
-    masks = {name: repeat.differing(t, copy) for name, (t, copy) in pairs.items()}
-    return {name: mask for name, mask in masks.items() if bool(mask.any())}
 
 
 def _released(t: torch.Tensor) -> bool:
@@ -216,35 +229,6 @@ def connected(outputs: Mapping[str, torch.Tensor], upstream: Placed) -> list[tor
     return [outputs[name] for name in upstream.tensors]
 
 
-def ended(trial: Trial, outcome: Outcome, placed: Placed, upstream: Placed, altered: Altered) -> Verdict | None:
-    """The verdict that ends the check before gradients are compared; ``altered``: inputs that forward had changed."""
-    spec = trial.spec
-    if isinstance(outcome.error, NoGraph):
-        return failed(
-            NAME,
-            f"{outcome.error} does not require grad though the reference's does: it is not connected to the inputs "
-            "(computed under no_grad, detached, or an autograd.Function that was bypassed)",
-            identity="gradients:missing:graph",
-            cause="gradient-missing",
-        )
-    if outcome.error is not None:
-        if rejection(spec, outcome.error) is not None:
-            return passed(NAME, refused=type(outcome.error).__name__)
-        trial.result.trace = outcome.trace
-        return error_verdict(outcome)
-    if (accessed := memory.check_access(outcome, spec)) is not None:
-        return accessed
-    hurt = memory.check_damage([*outcome.damage, *upstream.arena.damage()])
-    if hurt.failed and trial.context.on(hurt.check):
-        return hurt
-    changes = memory.check_inputs(
-        placed.arena.changed(),
-        spec.given_up,
-        lambda name: memory.RECORDING if name in altered and bool(altered[name]) else memory.BACKWARD,
-    )
-    return changes if changes.failed and trial.context.on(changes.check) else None
-
-
 def wrong_results(trial: Trial, results: Mapping[str, torch.Tensor], when: str, slug: str) -> Verdict | None:
     """The failure of forward's results in other circumstances than the case's own; ``None`` if they are right."""
     lacking = [name for name in trial.order if name not in results]
@@ -254,12 +238,5 @@ def wrong_results(trial: Trial, results: Mapping[str, torch.Tensor], when: str, 
     verdict = trial.compare(got, keep=True)
     if not verdict.failed:
         return None
-    return failed(
-        NAME,
-        f"{when}, the kernel's results are wrong: {verdict.reason}",
-        identity=f"gradients:{slug}:{verdict.identity}",
-        statistical=verdict.statistical,
-        output=verdict.output,
-        cause=verdict.cause,
-        evidence=verdict.evidence,
-    )
+    reason = f"{when}, the kernel's results are wrong: {verdict.reason}"
+    return replace(verdict, check=NAME, reason=reason, identity=f"gradients:{slug}:{verdict.identity}")

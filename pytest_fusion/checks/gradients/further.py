@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -89,16 +89,12 @@ def _residual(trial: Trial, upstream: Upstream) -> dict[str, torch.Tensor]:
 
     if call_placed(trial.context, call, placed).error is not None:
         return {}
-    pairs = zip(leaves, found, strict=False)
-    masks = {name: repeat.differing(got, upstream.upstream[name]) for name, got in pairs}
-    return {name: mask for name, mask in masks.items() if bool(mask.any())}
+    return repeat.changed(dict(zip(leaves, found, strict=False)), upstream.upstream)
 
 
-def repeated(trial: Trial, upstream: Upstream, first: Attempt) -> Iterator[Verdict]:
+def repeated(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
     """What differs under another fill, or else in a second backward; chance is no evidence of either."""
-    different = _other_fill(trial, upstream, first) or _second_backward(trial, upstream, first)
-    if different is not None:
-        yield different
+    return _other_fill(trial, upstream, first) or _second_backward(trial, upstream, first)
 
 
 def _second_backward(trial: Trial, upstream: Upstream, first: Attempt) -> Verdict | None:
@@ -110,8 +106,7 @@ def _second_backward(trial: Trial, upstream: Upstream, first: Attempt) -> Verdic
     again = repeat.first_difference(before, named(backward.again))
     if again is not None and (chance := chance_of(trial, upstream, before)) is not None:
         return chance
-    overwritten = [(f"d{name}", mask) for name, mask in backward.overwritten.items()]
-    for name, mask in [again] if again is not None else overwritten:
+    for name, mask in [again] if again is not None else backward.overwritten.items():
         trial.result.differs = (name, mask)
         count, saved = f"{int(mask.sum())} of {mask.numel()} element(s)", ", ".join(backward.saved)
         found, why = (

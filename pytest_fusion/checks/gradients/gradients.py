@@ -79,10 +79,8 @@ def wanted(trial: Trial) -> list[str]:
     if len(able) < 2 or counter_random.mix(case.seed, "subset?") % _PART_EVERY:
         return able
     # Frozen weights or an adapter's bias: usually one alone requires grad, or all but one.
-    kind, one = (
-        counter_random.mix(case.seed, "subset kind") % 4,
-        able[counter_random.mix(case.seed, "subset of one") % len(able)],
-    )
+    kind = counter_random.mix(case.seed, "subset kind") % 4
+    one = able[counter_random.mix(case.seed, "subset of one") % len(able)]
     if kind < _ALL_BUT_ONE:
         return [one]
     if kind == _ALL_BUT_ONE:
@@ -171,12 +169,13 @@ def _further(trial: Trial, upstream: Upstream, first: Attempt, seen: dict[str, A
         if (verdict := first.ended()) is not None:
             yield verdict
     if turn and due(*_AGAIN):
-        yield from further.repeated(trial, upstream, first)
+        yield from filter(None, [further.repeated(trial, upstream, first)])
     if due():
         yield from filter(None, [further.in_other_order(trial, upstream, first, always=sought is not None)])
     if due(_SECOND) and not _once(trial, upstream) and autograd.due(trial, always=sought is not None):
         yield from autograd.examined(trial, upstream, first, seen)
-    yield from _in_company(trial, upstream, first)
+    if sliced_gradients.due(trial, upstream):
+        yield from filter(None, [sliced_gradients.judged(trial, upstream, first)])
 
 
 def _once(trial: Trial, upstream: Upstream) -> bool:
@@ -223,12 +222,6 @@ def _left_alone(trial: Trial, backward: Backward) -> Iterator[Verdict]:
             "stores or adds them where they belong",
             identity=f"gradients:extra:{name}",
         )
-
-
-def _in_company(trial: Trial, upstream: Upstream, first: Attempt) -> Iterator[Verdict]:
-    """The verdicts of `invariance` on gradients."""
-    if sliced_gradients.due(trial, upstream):
-        yield from filter(None, [sliced_gradients.judged(trial, upstream, first)])
 
 
 CHECK = Check(NAME, run, due=due, missing=missing, parts=("second",))

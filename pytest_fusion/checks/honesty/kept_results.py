@@ -27,12 +27,10 @@ from typing import Any
 import torch
 
 from pytest_fusion.case import counter_random as numbers
-from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.strided import expanded
 from pytest_fusion.checks import structure
-from pytest_fusion.checks.context import CaseResult, call_placed, other_values, reference_of, rejection
+from pytest_fusion.checks.context import call_placed, other_values, rejection
 from pytest_fusion.checks.outputs import collect
-from pytest_fusion.checks.randomness.masks import drawn_alike
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, unknown
@@ -138,7 +136,7 @@ class LaterCalls:
         a = self.other = self._called(self._place(logical), watched=True)
         if self.varying:
             try:
-                self.there = self._trial(case, logical)
+                self.there = self.trial.of_values(case, logical)
             except ReferenceFailed:
                 self.left["values"] = "the reference does not take other values"
                 return None
@@ -329,12 +327,6 @@ class LaterCalls:
         if not repeat.differ(self.right[name], t):
             return True
         return name in self.varying and _judged(self.trial, name, t)
-
-    def _trial(self, case: Case, logical: Mapping[str, Any]) -> Trial:
-        """The trial for other values; made after the kernel's call, so that no right answer is in memory."""
-        context = drawn_alike(self.context, case, logical, self.trial.draws)
-        reference, expected = reference_of(context, case, logical)
-        return Trial(context, CaseResult(case), logical, reference, expected, self.trial.alone)
 
     def _late(self, call: _Call) -> Verdict | None:
         """The finding of a change between the return and the end of all work on the device."""

@@ -123,13 +123,9 @@ class Batches:
         self.programs = max(trial.context.programs, _PROGRAMS)
         self._interpreted = trial.context.device.type == "cpu"
         self._most: int | None = None
-        if _spent(trial) and not self._all:
+        # All sizes run where a finding shrinks, or there is no other case.
+        if _spent(trial) and not (so_far.found or trial.context.complete):
             self._most = _FEW
-
-    @property
-    def _all(self) -> bool:
-        """Whether all sizes run: a finding shrinks, or there is no other case."""
-        return self._so_far.found or self._trial.context.complete
 
     def fits(self, size: int) -> bool:
         """Whether the spec and the limits of a call allow the size beside the case's others."""

@@ -236,7 +236,8 @@ class Along:
                 first = [int(i) for i in mask.nonzero()[0]]
                 number = variant.slices[compared[first[axis]]]
                 first[axis] = number
-                return _Difference(name, number, first, int(mask.sum()), _most_ulp(expected, found, mask))
+                ulps = repeat.distances(expected, found, mask)
+                return _Difference(name, number, first, int(mask.sum()), None if ulps is None else int(ulps.max()))
         return None
 
     def _confirmed(self, got: Mapping[str, torch.Tensor], variant: _Variant) -> Verdict | None:
@@ -264,10 +265,7 @@ class Along:
         elif whole is not None and repeat.differ(whole.narrow(axis, number, 1), own):
             kind, reason = "neighbours", f"{bits} depend on what {_others(dim)} hold"
         elif (place := _odd_one(whole, axis)) is not None or (place := _odd_one(other, axis)) is not None:
-            kind, reason = (
-                "position",
-                f"{bits} depend on its position: at position {place} they are not those at 0",
-            )
+            kind, reason = "position", f"{bits} depend on its position: at position {place} they are not those at 0"
         elif (
             whole is not None
             and other is not None
@@ -333,11 +331,6 @@ def _odd_one(t: torch.Tensor | None, axis: int) -> int | None:
         return None
     mask = repeat.differing(t, t.narrow(axis, 0, 1).expand_as(t)).movedim(axis, 0).reshape(t.shape[axis], -1).any(1)
     return int(mask.nonzero()[0]) if bool(mask.any()) else None
-
-
-def _most_ulp(a: torch.Tensor, b: torch.Tensor, mask: torch.Tensor) -> int | None:
-    found = repeat.distances(a, b, mask)
-    return None if found is None else int(found.max())
 
 
 def name_of_one(dim: str, number: int) -> str:

@@ -49,9 +49,8 @@ def dependence(context: Context, lines: Sequence[Site], run: Callable[[], Result
     if found is None:
         name, what = "", "the call raises or leaves its memory, depending on"
     else:
-        name, mask = found
-        first = [int(i) for i in mask.nonzero()[0]]
-        what = f"{int(mask.sum())} of {mask.numel()} element(s) of {name}, the first at {first}, depend on"
+        seen = repeat.seen(*found)
+        name, what = seen.output, f"{seen}, the first at {seen.first}, depend on"
     where = ", ".join(f"`{line.code}` ({PurePath(line.file).name}:{line.line})" for line in reaching)
     return hazard(
         "bounds",

@@ -13,6 +13,8 @@ _TORCH = ("aten::", "at::", "torch.")
 _FILLS = frozenset(
     f"aten::{name}" for name in "zeros zeros_like new_zeros zero_ full full_like new_full ones fill_".split()
 )
+# Unless they are there for the layout.
+_CASTS = ("aten::_to_copy", "aten::copy_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,9 @@ def _helps(work: list[Work], extra: Counter[str]) -> str:
         torchs = [one for one in torchs if one.name in extra]
     if any(one.name in _FILLS for one in torchs):
         return "let the kernel write every element itself"
-    if any(_casts(one) for one in torchs):
+    if any(one.name in _CASTS and "strides" not in one.detail for one in torchs):
         return "convert inside the kernel, after the load or before the store"
     return "compute that inside the kernel" if torchs else "make one kernel of them"
-
-
-def _casts(one: Work) -> bool:
-    return one.name in ("aten::_to_copy", "aten::copy_") and "strides" not in one.detail
 
 
 def words(names: Counter[str]) -> str:

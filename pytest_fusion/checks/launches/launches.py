@@ -169,7 +169,7 @@ class _Counting:
 
     def measure(self, placed: Placed) -> Counts | Uncounted:
         """Count on the device. The profiler counts the first case too, and every failed count."""
-        call, back, given = self.caller(placed), self.preparer(placed), placed.arguments
+        call, back, given = self.call(placed), self.back(placed), placed.arguments
         first, capture = not self.state.counted, not self.spec.syncs
         with _losing_contexts():
             found = launches.count(call, given, self.context.device, prepare=back, capture=capture, cross_check=first)
@@ -179,21 +179,22 @@ class _Counting:
 
     def model(self, placed: Placed) -> tuple[Counts | Uncounted, list[Work]]:
         """The modelled count; one above the bound must repeat, as the first call may tune or fill caches."""
-        call, back = self.caller(placed), self.preparer(placed)
-        with bare():
-            found = launches.modelled(call, placed.arguments, prepare=back)
-            if found.counts.kernels > self.allowed:
-                back()
-                again = launches.modelled(call, placed.arguments, prepare=back)
-                found = min(found, again, key=lambda one: one.counts.kernels)
+        found = self.modelled(placed)
+        if found.counts.kernels > self.allowed:
+            rewrite(placed, self.trial.logical)
+            found = min(found, self.modelled(placed), key=lambda one: one.counts.kernels)
         if not found.bounds:
             return Uncounted("; ".join(found.counts.doubts)), []
         return found.counts, found.work
 
-    def caller(self, placed: Placed) -> Callable[[], object]:
+    def modelled(self, placed: Placed) -> Modelled:
+        with bare():
+            return launches.modelled(self.call(placed), placed.arguments, prepare=self.back(placed))
+
+    def call(self, placed: Placed) -> Callable[[], object]:
         return lambda: self.spec.fused(**placed.arguments, **self.context.extra)
 
-    def preparer(self, placed: Placed) -> Callable[[], None]:
+    def back(self, placed: Placed) -> Callable[[], None]:
         return lambda: rewrite(placed, self.trial.logical)
 
     def too_many(self, counts: Counts, work: list[Work]) -> Verdict:
@@ -216,10 +217,9 @@ class _Counting:
     def explained(self) -> list[Work]:
         """On a GPU: torch's operators in the call, and their places."""
         placed = place(self.trial.logical, self.trial.result.case, self.context.device, FILLS[0])
-        found: Modelled | None = None
-        with contextlib.suppress(Exception), bare():
-            found = launches.modelled(self.caller(placed), placed.arguments, prepare=self.preparer(placed))
-        return found.work if found is not None else []
+        with contextlib.suppress(Exception):
+            return self.modelled(placed).work
+        return []
 
     def contiguous(self) -> Counts | None:
         """The counts of the same case with contiguous inputs, if within the bound."""

@@ -50,6 +50,12 @@ def first_difference(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor
     return None
 
 
+def changed(now: Mapping[str, torch.Tensor], before: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors with other bits than ``before``, each as the mask of its differing elements."""
+    masks = {name: differing(t, before[name]) for name, t in now.items()}
+    return {name: mask for name, mask in masks.items() if bool(mask.any())}
+
+
 def distances(a: torch.Tensor, b: torch.Tensor, mask: torch.Tensor) -> torch.Tensor | None:
     """Units in the last place between the elements in ``mask``, float64; ``None`` where there are none to count."""
     if not a.is_floating_point():

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -111,18 +111,14 @@ def run(trial: Trial) -> Verdict:
         else:
             verdict = again.in_other_orders()
     except _Ended as ended:
-        verdict = ended.verdict
+        (verdict,) = ended.args
     if verdict is not None and verdict.failed:
         trial.context.state(_State).found = True
     return verdict or passed(NAME, runs=again.calls, orders=again.orders, sizes=again.sizes)
 
 
 class _Ended(Exception):
-    """A repeated call did something else than return other bits."""
-
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__(verdict.reason)
-        self.verdict = verdict
+    """A repeated call did something else than return other bits; the argument is the verdict."""
 
 
 @dataclass(slots=True)
@@ -212,18 +208,20 @@ class _Again:
         """One more unchanged call, at other addresses. Raises ``_Ended``."""
         trial, context = self.trial, self.trial.context
         self._decoys.shuffle()
-        company: AbstractContextManager[None] = competing(context.device) if turn % 2 else nullcontext()
-        outcome, placed = self._placed_call(FILLS[turn % len(FILLS)], shift=1 + 2 * (turn % 4), around=company)
+        usual = CPU_GUARD_BYTES if context.device.type == "cpu" else DEVICE_GUARD_BYTES
+        with context.clock.phase("make"):
+            # An odd number of alignments further than usual, so at no multiple of 512 bytes.
+            guard = usual + (1 + 2 * (turn % 4)) * ALIGNMENT
+            placed = place(trial.logical, trial.result.case, context.device, FILLS[turn % len(FILLS)], guard)
+        with competing(context.device) if turn % 2 else nullcontext():
+            outcome = call_placed(context, context.spec.fused, placed)
         if outcome.error is not None:
             if rejection(trial.spec, outcome.error) is not None:
                 refused = type(outcome.error).__name__
                 raise _Ended(unknown(NAME, f"a repeated call was refused ({refused}) though the first was not"))
             trial.result.trace = outcome.trace
             raise _Ended(error_verdict(outcome))
-        for found in (
-            memory.check_access(outcome, trial.spec),
-            memory.check_damage(outcome.damage),
-        ):
+        for found in (memory.check_access(outcome, trial.spec), memory.check_damage(outcome.damage)):
             if found is not None and found.failed and context.on(found.check):
                 raise _Ended(found)
         assert outcome.watch is not None
@@ -232,16 +230,6 @@ class _Again:
             self._decoys = Decoys(context.device, sizes, seed=trial.result.case.seed)
         self.calls += 1
         return self._returned(outcome, placed, "called again on the same inputs")
-
-    def _placed_call(self, fill: str, *, shift: int, around: AbstractContextManager[None]) -> tuple[Outcome, Placed]:
-        """A call whose inputs begin ``shift`` alignments further than usual, so at no multiple of 512 bytes."""
-        trial, context = self.trial, self.trial.context
-        usual = CPU_GUARD_BYTES if context.device.type == "cpu" else DEVICE_GUARD_BYTES
-        with context.clock.phase("make"):
-            guard = usual + shift * ALIGNMENT
-            placed = place(trial.logical, trial.result.case, context.device, fill, guard)
-        with around:
-            return call_placed(context, context.spec.fused, placed), placed
 
     def _in_order(self, order: Order | None) -> dict[str, torch.Tensor] | None:
         """The outputs; ``None`` where programs wait for each other in the order of the launch."""

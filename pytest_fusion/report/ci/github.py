@@ -109,12 +109,12 @@ def _to_know(record: TestRecord) -> str:
         parts += [_text(found)] if (found := phrases.reason(record)) else []
         if record.replay:
             parts.append(f"`{_code(phrases.replay_command(record))}`")
-        return "<br>".join([*parts, *_hazards(record), *_off(record)])
-    if record.raised:
+    elif record.raised:
         return _text(phrases.one_line(record.message))
-    parts = [_text(reason) for reason in phrases.thin(record)] if record.verdict == "pass" else []
-    missing = phrases.not_judged(record)
-    parts += [f"not judged: {_text(', '.join(missing))}"] if missing else []
+    else:
+        parts = [_text(reason) for reason in phrases.thin(record)] if record.verdict == "pass" else []
+        missing = phrases.not_judged(record)
+        parts += [f"not judged: {_text(', '.join(missing))}"] if missing else []
     return "<br>".join([*parts, *_hazards(record), *_off(record)])
 
 

@@ -6,6 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from pytest_fusion.diagnosis.text.heat import drawing
@@ -15,9 +16,10 @@ from pytest_fusion.report.bench_table import bench_notes, bench_tables
 from pytest_fusion.report.canary_table import canary_rows
 from pytest_fusion.report.case_table import case_tables
 from pytest_fusion.report.html import bench_plots
-from pytest_fusion.report.html.heat_map import HeatMap, heat_map
+from pytest_fusion.report.html.heat_map import heat_map
 from pytest_fusion.report.json_file import plain
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.report.report_paths import replace_text
 from pytest_fusion.spec.wording import plural
 
 # Shown open: a reader of one failure should not have to click, a reader of fifty needs the list first.
@@ -68,6 +70,11 @@ def render(
     )
 
 
+def write_page(path: Path, records: Sequence[TestRecord], environment: Mapping[str, Any], **more: str) -> None:
+    """Replaces ``path`` with the page; ``more`` is that of :func:`render`. Raises ``FusionError``."""
+    replace_text(path, render(records, environment, **more))
+
+
 def _row(record: TestRecord, *, is_open: bool) -> dict[str, Any]:
     """The words and numbers that the template shows of a test."""
     file, _, name = record.nodeid.partition("::")
@@ -88,11 +95,11 @@ def _row(record: TestRecord, *, is_open: bool) -> dict[str, Any]:
         "message": _message(record),
         "evidence": tuple(phrases.evidence(record)),
         "hazards": tuple(phrases.hazards(record).items()) if record.verdict != "fail" else (),
-        "ruled_out": tuple(phrases.ruled_out(record)),
+        "ruled_out": tuple(record.diagnosis.get("ruled_out", ())),
         "replay": phrases.replay_command(record),
         "script": f"python {shlex.quote(record.script)}" if record.script else "",
         "tables": case_tables(plain(record.case)) if record.case else (),
-        "maps": _maps(record),
+        "maps": tuple(filter(None, (heat_map(entry.get("error_map") or {}) for entry in record.checks.values()))),
         "checks": tuple(_check(name, entry) for name, entry in record.checks.items()),
         "facts": tuple(phrases.rests_on(record)),
         "warnings": tuple(phrases.thin(record)) if record.verdict == "pass" else (),
@@ -130,11 +137,6 @@ def _check(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         "reason": str(entry.get("reason") or ""),
         "evidence": json.dumps(plain(rest), indent=1, ensure_ascii=False) if rest else "",
     }
-
-
-def _maps(record: TestRecord) -> tuple[HeatMap, ...]:
-    found = (heat_map(entry.get("error_map") or {}) for entry in record.checks.values())
-    return tuple(drawn for drawn in found if drawn is not None)
 
 
 def _environment(environment: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -12,7 +12,6 @@ from benchmarks.judging.machines import CLOUD, H200, ROUGH, Machine, Session
 from benchmarks.judging.rates import beside, incumbent, rates, stored
 from pytest_fusion.bench.baseline.bootstrap import (
     FEWEST,
-    Estimate,
     block_ratios,
     chi_square_limit,
     estimate,
@@ -44,7 +43,7 @@ def _blocks(centre: float, scale: float = 0.001, count: int = 20) -> list[float]
 
 
 def _ask(centre: float, scale: float = 0.001, machine: Noise = QUIET, count: int = 20) -> str:
-    question = beside("case", estimate(_blocks(centre, scale, count)), machine)
+    question = beside(estimate(_blocks(centre, scale, count)), machine)
     return judge([question])[0].verdict
 
 
@@ -212,8 +211,7 @@ def test_a_reference_that_takes_another_time_makes_the_stored_ratio_worth_less()
 
     def verdict(slower: float, reference: float) -> str:
         now = latency(stored.ratio + math.log1p(slower), reference_s=stored.reference_s * reference)
-        found = Estimate(now.ratio, now.ratio - 0.001, now.ratio + 0.001, now.error, now.blocks)
-        asked = against_stored("case", found, worth(level(stored, "u1"), stored, now), QUIET)
+        asked = against_stored(now, worth(level(stored, "u1"), stored, now), QUIET)
         return judge([asked], family=30)[0].verdict
 
     assert [verdict(0.08, shift) for shift in (1.0, 1.015, 0.985)] == ["regressed"] * 3
@@ -230,10 +228,8 @@ def test_a_gpu_that_others_used_makes_short_kernels_worth_less() -> None:
     def verdict(fused_s: float, blocks: tuple[float, ...]) -> str:
         stored = latency(fused_s=fused_s, blocks=blocks)
         now = latency(stored.ratio + math.log1p(0.2), fused_s=1.2 * fused_s)
-        found = Estimate(now.ratio, now.ratio - 0.001, now.ratio + 0.001, now.error, now.blocks)
-        return judge([against_stored("case", found, worth(level(stored, "u1"), stored, now), QUIET)], family=30)[
-            0
-        ].verdict
+        asked = against_stored(now, worth(level(stored, "u1"), stored, now), QUIET)
+        return judge([asked], family=30)[0].verdict
 
     assert 0.03 < scatter(apart) < 0.06
     assert scatter(apart[:3]) == 0.0

@@ -167,7 +167,8 @@ TABLE: dict[str, Row] = {
         keywords={"dtypes": "float32"},
     ),
     "a sum in 16 bits": Row(
-        "low-precision-accumulation", sums_in_input_dtype, total, {"dim rows": 3, "dim hidden": 65, "dtype": "bfloat16"}
+        "low-precision-accumulation", sums_in_input_dtype, total,
+        {"dim rows": 33, "dim hidden": 513, "dtype": "bfloat16"},
     ),
     "operands in 16 bits": Row("low-precision-accumulation", matmul_in_bfloat16, matmul, MATMUL, inputs=PRODUCT),
     "a difference of squares": Row(

@@ -143,6 +143,7 @@ def test_honest_draws_pass(examine: Any, fused: Callable[[T, int], T]) -> None:
     assert record.checks["values"]["verdict"] == "pass", record.checks["values"]
 
 
+@pytest.mark.slow
 def test_what_another_input_decides_is_found(examine: Any) -> None:
     """A twentieth of each row that follows another input shows in the order by that input, and without it nothing."""
     inputs = {**INPUTS, "other": tensor("rows vocab", values=values.normal())}
@@ -154,6 +155,7 @@ def test_what_another_input_decides_is_found(examine: Any) -> None:
     assert record.verdict == "pass", record.message
 
 
+@pytest.mark.slow
 def test_a_pass_says_what_it_would_have_found(examine: Any) -> None:
     """The evidence is in the JSON and in one sentence, and more rows in a call find less."""
     shares = []

@@ -33,7 +33,7 @@ MAX_RUNS = 240
 _MOST_RUNS_OF_RULE = 100
 MAX_SECONDS = 8.0
 # Compiling a variant takes ten times as long as running it, once: with an empty cache on an H200, 32 of 215 causes were
-# not found within the limit above, and 30 of them not with 20 s more. Then the CPU lane runs (`engine.isolated`).
+# not found within the limit above, and 30 of them not with 20 s more. Then the CPU lane runs (`second_opinion`).
 MAX_COMPILING_S = 8.0
 _SEEDS = 3
 # An error of so many times the allowed does not come and go by chance.

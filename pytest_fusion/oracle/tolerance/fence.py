@@ -72,25 +72,23 @@ def fenced(
     cancelled = _TIMES_WIDE * (U64 if candidate.dtype == D else U32) * (size or 0.0)
     error, slack = (t.reshape(-1, columns) for t in (_off(got, spread), spread.step + cancelled))
     lost = _off(torch.cat([spread.native[None], spread.rounded, samples]), spread).reshape(-1, *error.shape)
-    of_rows, largest_of_rows = _rms(lost), lost.amax(-1)
+    off, of_rows, largest_of_rows = _rms(error), _rms(lost), lost.amax(-1)
     rms, worst = of_rows.max(0)
     most = largest_of_rows.gather(0, worst[None])[0]
     # A single sample's largest error may be small beside its root mean square.
     most = most.maximum((most / rms).nan_to_num(0.0).quantile(_USUAL) * rms)
     magnitude = _rms(spread.centre.nan_to_num(0.0, 0.0, 0.0).reshape(-1, columns))
-    rms = rms.maximum(_of_rank(of_rows, _rms(error), magnitude))
+    rms = rms.maximum(_of_rank(of_rows, off, magnitude))
     most = most.maximum(_of_rank(largest_of_rows, error.amax(-1), magnitude))
     times = _TIMES_WIDE if sampled is None and candidate.dtype in _WIDE else TIMES
     largest = times * most.unsqueeze(-1) + slack
-    single, together = (error / largest).nan_to_num(0.0).amax(-1), _rms(error) / (times * rms + _rms(slack))
+    single, together = (error / largest).nan_to_num(0.0).amax(-1), off / (times * rms + _rms(slack))
     beyond = single.maximum(together.nan_to_num(0.0))
     row = int(beyond.argmax())
     if float(beyond[row]) <= 1:
         return replace(verdict, grade="C")
     by_one = f"eager PyTorch in this dtype is off by {float(most[row]):.3g} there at most"
-    by_all = (
-        f"this row is off by {float(_rms(error)[row]):.3g} (root mean square), eager PyTorch by {float(rms[row]):.3g}"
-    )
+    by_all = f"this row is off by {float(off[row]):.3g} (root mean square), eager PyTorch by {float(rms[row]):.3g}"
     # All errors of a row may follow from one rounding, and so may eager PyTorch's: twice as much is no rare chance.
     chance = verdict.statistical or (verdict.statistic != "nonfinite" and float(beyond[row]) <= GROSS)
     reason = f"{verdict.reason}; {by_one if float(single[row]) > 1 else by_all}"

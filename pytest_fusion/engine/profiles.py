@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pytest_fusion.errors import FusionError
 from pytest_fusion.spec.wording import did_you_mean
@@ -32,6 +32,11 @@ class Profile:
     # Seconds of the processor for the cases of one test; on a GPU compiling is most of them.
     budget_s: float = math.inf
     gpu_budget_s: float = math.inf
+
+    @property
+    def counted(self) -> Profile:
+        """This profile without a budget: its cases alone say how much is run, on any machine."""
+        return replace(self, budget_s=math.inf, gpu_budget_s=math.inf)
 
     def budget_on(self, device: str) -> float:
         """The budget of a test on a device of this type, in seconds of the processor."""

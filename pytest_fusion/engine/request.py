@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from math import inf
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ class Request:
     nodeid: str
     device: str = "cpu"
     # No options, no budget: all cases of the profile run.
-    profile: Profile = field(default_factory=lambda: replace(PROFILES["dev"], budget_s=inf, gpu_budget_s=inf))
+    profile: Profile = PROFILES["dev"].counted
     isolate: str = "auto"
     root: Path = field(default_factory=Path.cwd)
     start: Path = field(default_factory=Path.cwd)

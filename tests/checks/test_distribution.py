@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from pytest_fusion import dim, values
 from pytest_fusion.case import counter_random
+from pytest_fusion.checks.randomness import distribution
 from pytest_fusion.errors import SpecError
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.inputs import tensor
@@ -22,6 +24,13 @@ INPUTS = {
     "seed": st.integers(0, 2**31 - 1),
 }
 DIMS = {"rows": dim(0, 60), "vocab": dim(1, 60)}
+
+
+@pytest.fixture(autouse=True)
+def _any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds decide how many draws a case may have; here each has all that it asks for."""
+    monkeypatch.setattr(distribution, "_SECONDS", math.inf)
+    monkeypatch.setattr(distribution, "_FAST_S", math.inf)
 
 
 def uniform(shape: tuple[int, ...], seed: int) -> T:

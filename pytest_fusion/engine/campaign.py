@@ -118,18 +118,32 @@ class Campaign:
             judging.find(result, shrink=False, explained=explained)
         return self._conclude(whole=False)
 
-    def compile_share(self, worker: int, workers: int) -> None:
-        """Compile, without launching, this worker's share of all launches (see `prefetch`).
+    def compile_share(self, turns: Iterator[int]) -> None:
+        """Compile, without launching, the launches of those cases whose turn it is in this process (see `preload`).
 
-        Longest first: a row of 65,537 in one block of 4 warps takes 29 s for an rms_norm and 85 s for its backward. The
-        search contributes its first half; the second depends on errors that Hypothesis has seen.
+        Longest first where all are run: a row of 65,537 in one block of 4 warps takes 29 s for an rms_norm and 85 s for
+        its backward. A test with a budget may not reach these. The search contributes its first half; the second
+        depends on errors that Hypothesis has seen.
         """
+        turn = next(turns)
         self._each(self.cases.probes())
-        ordered = sorted(self.cases.covering(), key=lambda one: -longest(one[1])[1])
-        for position, choice in ordered[worker::workers]:
+        ordered = list(self.cases.covering())
+        if self.budget.seconds == math.inf:
+            ordered.sort(key=lambda one: -longest(one[1])[1])
+        while turn < len(ordered):
+            position, choice = ordered[turn]
             self._run(self.cases.build(choice, position))
-        counted = itertools.count()
-        self._search(lambda: next(counted) % workers == worker)
+            turn = next(turns)
+        drawn = itertools.count(len(ordered))
+
+        def wanted() -> bool:
+            nonlocal turn
+            now = next(drawn)
+            while turn < now:
+                turn = next(turns)
+            return turn == now
+
+        self._search(wanted)
 
     def _conclude(self, *, whole: bool = True) -> Tally:
         tally = self.judging.conclude(whole=whole)

@@ -150,13 +150,14 @@ class Job:
             yield None
             return
 
-        def work(worker: int, workers: int) -> None:
-            self.campaign(lambda _: None, dry=True).compile_share(worker, workers)
+        def work(turns: Iterator[int]) -> None:
+            self.campaign(lambda _: None, dry=True).compile_share(turns)
 
         with compiling_ahead(work) as start:
-            if cache_is_empty():
+            empty = cache_is_empty()
+            if empty:
                 start()
-            yield start
+            yield None if empty else start
 
 
 def with_notes(channel: Channel, last: dict[str, Any], work: Callable[[Note], T]) -> T | Crash:

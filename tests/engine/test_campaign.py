@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -234,8 +235,9 @@ def test_a_failing_record_holds_its_case_and_a_replay_file(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_compiling_ahead_shares_the_covering_phase_longest_rows_first() -> None:
-    """Workers reach what the test itself covers, whatever kind of size a choice states, long rows before others."""
+@pytest.mark.parametrize("profile", [PROFILES["dev"], PROFILES["dev"].counted], ids=["timed", "counted"])
+def test_compiling_ahead_shares_the_covering_phase(profile: Profile) -> None:
+    """Workers reach what the test covers, in its order; where all cases are run, long rows before others."""
     seen: list[tuple[int, ...]] = []
 
     def fused(x: T) -> T:
@@ -245,16 +247,16 @@ def test_compiling_ahead_shares_the_covering_phase_longest_rows_first() -> None:
     shares = []
     for worker in range(2):
         seen.clear()
-        run = campaign(fused, inputs={"x": tensor("*batch hidden")}, cases=None)
+        run = campaign(fused, inputs={"x": tensor("*batch hidden")}, cases=None, profile=profile)
         run.judging.dry = True
-        run.compile_share(worker, 2)
+        run.compile_share(itertools.count(worker, 2))
         shares.append(seen[2:])  # the probe's two cases are every worker's
     seen.clear()
     campaign(fused, inputs={"x": tensor("*batch hidden")}, cases=None).run()
 
     longest = max(max(shape) for shape in seen if 0 not in shape)
     assert longest > 60_000
-    assert longest in shares[0][0]
+    assert (longest in shares[0][0]) == (profile.budget_s == math.inf)
     assert set(shares[0]) | set(shares[1]) <= set(seen)
     assert min(map(len, shares)) > 15
 
@@ -371,7 +373,7 @@ def test_workers_compile_what_the_covering_phase_and_half_of_the_search_launch(
     keywords = {"seed": None, "cases": None, "dims": {"rows": dim(0, 9), "hidden": dim(0, 40)}}
     campaign(double, *decorators, drawn=7, **keywords).run()
     for worker in range(2):
-        campaign(double, *decorators, drawn=7, dry=True, **keywords).compile_share(worker, 2)
+        campaign(double, *decorators, drawn=7, dry=True, **keywords).compile_share(itertools.count(worker, 2))
 
     ahead = sum(key in compiled for key in judged)
     assert ahead >= len(judged) - PROFILES["dev"].search // 2 - 3

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,29 +24,54 @@ def _files(folder: Path, count: int) -> list[str]:
 
 
 def test_workers_share_the_work_once_they_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each worker learns its number and how many there are, and gives way; before the start none does anything."""
+    """Each turn is one worker's, and all give way; before the start none does anything."""
     monkeypatch.setattr(preload, "workers", lambda: 3)
 
     mine = os.getpriority(os.PRIO_PROCESS, 0)
 
-    def work(worker: int, workers: int) -> None:
-        later = os.getpriority(os.PRIO_PROCESS, 0) > mine or mine == 19
-        (tmp_path / f"{worker} of {workers}{', gives way' if later else ''}").touch()
+    def work(turns: Iterator[int]) -> None:
+        for turn in itertools.takewhile(lambda turn: turn < 12, turns):
+            later = os.getpriority(os.PRIO_PROCESS, 0) > mine or mine == 19
+            (tmp_path / f"{turn:02}{', gives way' if later else ''}").touch(exist_ok=False)
 
     with preload.compiling_ahead(work) as start:
         assert not list(tmp_path.iterdir())
         start()
-        assert _files(tmp_path, 3) == ["0 of 3, gives way", "1 of 3, gives way", "2 of 3, gives way"]
+        assert _files(tmp_path, 12) == [f"{turn:02}, gives way" for turn in range(12)]
+
+
+def test_workers_of_all_tests_have_the_cores_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one core the worker of a second test waits for as long as that of the first works."""
+    monkeypatch.setattr(preload, "workers", lambda: 1)
+    monkeypatch.setattr(preload, "_cores", lambda: 1)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    began = tmp_path / "began"
+    began.mkdir()
+
+    def work(turns: Iterator[int]) -> None:
+        next(turns)
+        (began / str(os.getpid())).touch()
+        time.sleep(600)
+
+    with preload.compiling_ahead(work) as second:
+        with preload.compiling_ahead(work) as first:
+            first()
+            assert len(_files(began, 1)) == 1
+            second()
+            time.sleep(0.2)
+            assert len(_files(began, 1)) == 1
+        assert len(_files(began, 2)) == 2
 
 
 def test_what_a_worker_raises_or_still_does_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One raises, one would go on for ever: the test sees neither, and no process is left."""
     monkeypatch.setattr(preload, "workers", lambda: 2)
 
-    def work(worker: int, _: int) -> None:
+    def work(turns: Iterator[int]) -> None:
+        turn = next(turns)
         (tmp_path / str(os.getpid())).touch()
-        if worker:
-            raise RuntimeError("nobody hears this")
+        if turn:
+            raise RuntimeError("dropped")
         time.sleep(600)
 
     with preload.compiling_ahead(work) as start:
@@ -56,18 +84,23 @@ def test_what_a_worker_raises_or_still_does_is_dropped(tmp_path: Path, monkeypat
 
 
 def test_with_a_warm_cache_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody calls start: the workers end without having worked."""
+    """Without a call of start the workers end without having worked."""
     monkeypatch.setattr(preload, "workers", lambda: 1)
-    with preload.compiling_ahead(lambda *_: (tmp_path / "worked").touch()):
+
+    def work(turns: Iterator[int]) -> None:
+        next(turns)
+        (tmp_path / "worked").touch()
+
+    with preload.compiling_ahead(work):
         pass
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("processes", "cores", "expected"), [(1, 16, 12), (4, 16, 2), (8, 16, 0), (1, 2, 0)])
+@pytest.mark.parametrize(("processes", "cores", "expected"), [(1, 16, 12), (4, 16, 6), (8, 16, 2), (16, 16, 0)])
 def test_cores_are_left_for_the_tests(
     processes: int, cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Twelve at most, and none where each worker of pytest-xdist has two cores."""
+    """Twelve at most, and none where each worker of pytest-xdist has one core."""
     monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", str(processes))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     assert preload.workers() == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ def test_what_is_compiled_ahead_includes_the_backward_pass() -> None:
     def outer() -> None: ...
 
     search.adopt(outer, outer)
-    request = Request("dry", "cuda", profile("dev"), seed=0, max_cases=60)
+    request = Request("dry", "cuda", profile("dev").counted, seed=0, max_cases=60)
     campaign = Campaign(spec, request, outer, {}, dry=True)
     compiled: list[tuple[str, int]] = []
     launched: list[str] = []
@@ -37,7 +38,7 @@ def test_what_is_compiled_ahead_includes_the_backward_pass() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(JITFunction, "run", watched)
         for worker in (0, 1):  # one of them has the widest rows, the other the most
-            campaign.compile_share(worker, 20)
+            campaign.compile_share(itertools.count(worker, 20))
 
     assert not launched
     assert {name for name, _ in compiled} == {"rms_norm_forward", "rms_norm_backward"}

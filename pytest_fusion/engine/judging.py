@@ -33,7 +33,7 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import plural
 
 # So many findings are shrunk and explained, in so many times the seconds for cases; the rest are listed.
-_SHRUNK, _TIMES = 8, 2
+_SHRUNK, _TIMES, _HAZARD = 8, 2, 0.25
 # Checks whose verdicts a wrong result does not explain.
 _UNSPOILED = ("inputs", "launches", "device")
 # Changed values at the same addresses cost a second reference run: the first cases get one, then one in twelve.
@@ -223,7 +223,9 @@ class Judging:
     def minimum(self, found: CaseResult, verdict: Verdict, *, shrink: bool) -> Failure:
         """The finding ``verdict`` of ``found`` on the smallest case."""
         plan, blocks = self.cases.plan, self.cases.blocks
-        minimum = Minimum(self.context, plan, self.outer, blocks, self.tally.cases, self.note, self._left_s)
+        # A hazard fails no test: on a GPU each smaller case may have a kernel to compile.
+        seconds = self._left_s if verdict.failed else min(self._left_s, _HAZARD * self.budget.seconds)
+        minimum = Minimum(self.context, plan, self.outer, blocks, self.tally.cases, self.note, seconds)
         return minimum.of(found, verdict, shrink=shrink)
 
     def _notes(self) -> list[str]:

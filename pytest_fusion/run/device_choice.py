@@ -99,3 +99,6 @@ def prepare(device: str) -> None:
     else:
         # Otherwise torch.cuda.is_available() starts the driver, after which a fork cannot use CUDA.
         os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+        from pytest_fusion.run.device_facts import answer_without_cuda  # only where there is a GPU
+
+        answer_without_cuda()

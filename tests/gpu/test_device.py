@@ -122,3 +122,37 @@ def test_streams_and_waits(pytester: pytest.Pytester) -> None:
     for name in ("right", "own_stream_in_order"):
         assert found[name]["checks"]["device"]["verdict"] == "pass"
         assert found[name]["checks"]["device"]["reason"].startswith("streams")
+
+
+_LOOKS = """
+import torch, triton
+from pytest_fusion import fused_equivalent, tensor
+
+DRIVER = triton.runtime.driver.active
+SEEN = torch.cuda.get_device_name(), torch.cuda.get_device_capability(), torch.cuda.is_bf16_supported()
+MEMORY = DRIVER.utils.get_device_properties(0)["max_shared_mem"]
+TARGET, DEVICE = DRIVER.get_current_target(), DRIVER.get_active_torch_device()
+STARTED = torch.cuda.is_initialized()
+
+def doubled(x):
+    return 2 * x
+
+@fused_equivalent(doubled, inputs={"x": tensor("rows hidden")}, dtypes=torch.float32)
+def test_beside(x):
+    return 2 * x
+
+def test_the_same_as_torch_says():
+    assert not STARTED
+    torch.zeros(1, device="cuda")
+    assert SEEN == (torch.cuda.get_device_name(), torch.cuda.get_device_capability(), True)
+    assert MEMORY == DRIVER.utils.get_device_properties(0)["max_shared_mem"]
+    assert (TARGET.arch, DEVICE) == (10 * SEEN[1][0] + SEEN[1][1], torch.device("cuda", 0))
+"""
+
+
+def test_a_module_that_looks_at_the_device_leaves_cuda_to_children(pytester: pytest.Pytester) -> None:
+    """What fla and others want to know at import is answered, and the test still has a child of its own."""
+    pytester.makepyfile(test_it=_LOOKS)
+    pytester.runpytest_subprocess("--fusion-json", "out.json").assert_outcomes(passed=2)
+    (record,) = json.loads((pytester.path / "out.json").read_text())["tests"]
+    assert not any("ran in this process" in note for note in record["notes"]), record["notes"]

@@ -29,9 +29,9 @@ def enable() -> None:
     Triton reads the switch during its import: after an import without it, this only sets ``problem()``.
     """
     os.environ["TRITON_INTERPRET"] = "1"
-    _after_import("torch", _patch_torch)
+    after_import("torch", _patch_torch)
     if not _imported("triton"):
-        _after_import("triton", lambda module: _install_or_refuse())
+        after_import("triton", lambda module: _install_or_refuse())
     elif "triton.runtime.interpreter" in sys.modules:
         _install_or_refuse()
     else:
@@ -143,7 +143,7 @@ def _imported(name: str) -> bool:
     return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
-def _after_import(name: str, action: Callable[[ModuleType], None]) -> None:
+def after_import(name: str, action: Callable[[ModuleType], None]) -> None:
     """Run ``action(module)`` now if ``name`` is imported, otherwise when its import has finished."""
     if _imported(name):
         action(sys.modules[name])

@@ -1,0 +1,101 @@
+"""Questions about the device while modules are imported: a child answers until CUDA has started here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pytest_fusion.run import device_facts
+
+STARTED = "CUDA is initialised in this process"
+
+
+class Properties:
+    """As torch's own: it does not pickle, and has more than facts."""
+
+    name, major, uuid = "a GPU", 9, object()
+
+    def __reduce__(self) -> str:
+        raise TypeError("cannot pickle")
+
+
+def module(asked: Path) -> Any:
+    """A ``torch.cuda`` that writes down which process calls it."""
+    cuda: Any = ModuleType("torch.cuda")
+
+    def current_device() -> int:
+        with asked.open("a") as log:
+            log.write(f"{os.getpid()}\n")
+        return 3
+
+    def get_device_properties(device: int) -> Properties:
+        if device:
+            raise AssertionError("Invalid device id")
+        return Properties()
+
+    cuda.current_device, cuda.get_device_properties = current_device, get_device_properties
+    device_facts._of_torch(cuda)
+    return cuda
+
+
+def test_a_child_answers_once(tmp_path: Path) -> None:
+    """Another process is asked, one time, and what it says has torch's attributes."""
+    cuda = module(tmp_path / "asked")
+    assert [cuda.current_device(), cuda.current_device()] == [3, 3]
+    (asked,) = (tmp_path / "asked").read_text().split()
+    assert int(asked) != os.getpid()
+    found = cuda.get_device_properties(0)
+    assert (found.name, found.major) == ("a GPU", 9)
+    assert not hasattr(found, "uuid")
+
+
+def test_what_a_child_cannot_answer_is_asked_here(tmp_path: Path) -> None:
+    """The error is the caller's own."""
+    with pytest.raises(AssertionError, match="Invalid device id"):
+        module(tmp_path / "asked").get_device_properties(1)
+
+
+def test_once_cuda_has_started_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function itself answers, in this process, whatever a child said before."""
+    cuda = module(tmp_path / "asked")
+    cuda.current_device()
+    monkeypatch.setattr(device_facts, "can_fork", lambda: STARTED)
+    assert cuda.current_device() == 3
+    assert int((tmp_path / "asked").read_text().split()[-1]) == os.getpid()
+    assert isinstance(cuda.get_device_properties(0), Properties)
+
+
+def test_the_driver_of_triton_is_answered_too(tmp_path: Path) -> None:
+    """Each instance has its function from a module that is built when it is made."""
+
+    class CudaUtils:
+        def __init__(self) -> None:
+            self.get_device_properties = lambda device: {"max_shared_mem": 1 << device, "process": os.getpid()}
+
+    device_facts._of_triton(SimpleNamespace(CudaUtils=CudaUtils))  # type: ignore[arg-type]
+    found: Any = CudaUtils().get_device_properties(4)
+    assert found["max_shared_mem"] == 16
+    assert found["process"] != os.getpid()
+
+
+def test_functions_are_replaced_as_soon_as_their_module_is_imported() -> None:
+    """Before a module that imports torch can call them; torch.cuda's other questions end there."""
+    code = """
+from pytest_fusion.run import device_facts
+device_facts.answer_without_cuda()
+import torch
+torch.cuda._lazy_init = lambda: None
+asked = torch.cuda.get_device_properties.__wrapped__.__globals__
+asked["_get_device_index"], asked["device_count"] = lambda *_, **__: 0, lambda: 1
+asked["_get_device_properties"] = lambda device: type("P", (), {"name": "a GPU"})()
+print(torch.cuda.get_device_properties.__module__, torch.cuda.current_device.__wrapped__.__name__)
+print(torch.cuda.get_device_name())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.split("\n") == ["torch.cuda current_device", "a GPU", ""]

@@ -10,6 +10,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from pytest_fusion.run import device_facts
 
@@ -29,12 +30,16 @@ def module(asked: Path) -> Any:
     """A ``torch.cuda`` that writes down which process calls it."""
     cuda: Any = ModuleType("torch.cuda")
 
-    def current_device() -> int:
+    def note() -> None:
         with asked.open("a") as log:
             log.write(f"{os.getpid()}\n")
+
+    def current_device() -> int:
+        note()
         return 3
 
     def get_device_properties(device: int) -> Properties:
+        note()
         if device:
             raise AssertionError("Invalid device id")
         return Properties()
@@ -44,15 +49,21 @@ def module(asked: Path) -> Any:
     return cuda
 
 
-def test_a_child_answers_once(tmp_path: Path) -> None:
-    """Another process is asked, one time, and what it says has torch's attributes."""
+@pytest.mark.parametrize("device", [None, 0, "cuda:0", torch.device("cuda")])
+def test_a_child_answers_once(device: Any, tmp_path: Path) -> None:
+    """It is called once for a device, however that is written, and what it says has torch's attributes."""
     cuda = module(tmp_path / "asked")
-    assert [cuda.current_device(), cuda.current_device()] == [3, 3]
+    found = [cuda.get_device_properties(device), cuda.get_device_properties(0)][0]
     (asked,) = (tmp_path / "asked").read_text().split()
     assert int(asked) != os.getpid()
-    found = cuda.get_device_properties(0)
     assert (found.name, found.major) == ("a GPU", 9)
     assert not hasattr(found, "uuid")
+
+
+def test_the_current_device_is_the_first(tmp_path: Path) -> None:
+    """No process has to start CUDA to say so."""
+    assert module(tmp_path / "asked").current_device() == 0
+    assert not (tmp_path / "asked").exists()
 
 
 def test_what_a_child_cannot_answer_is_asked_here(tmp_path: Path) -> None:
@@ -62,13 +73,13 @@ def test_what_a_child_cannot_answer_is_asked_here(tmp_path: Path) -> None:
 
 
 def test_once_cuda_has_started_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The function itself answers, in this process, whatever a child said before."""
+    """The functions themselves answer, in this process, whatever a child said before."""
     cuda = module(tmp_path / "asked")
-    cuda.current_device()
+    cuda.get_device_properties()
     monkeypatch.setattr(device_facts, "can_fork", lambda: STARTED)
     assert cuda.current_device() == 3
-    assert int((tmp_path / "asked").read_text().split()[-1]) == os.getpid()
     assert isinstance(cuda.get_device_properties(0), Properties)
+    assert [int(process) for process in (tmp_path / "asked").read_text().split()[1:]] == [os.getpid()] * 2
 
 
 def test_the_driver_of_triton_is_answered_too(tmp_path: Path) -> None:
@@ -78,7 +89,7 @@ def test_the_driver_of_triton_is_answered_too(tmp_path: Path) -> None:
         def __init__(self) -> None:
             self.get_device_properties = lambda device: {"max_shared_mem": 1 << device, "process": os.getpid()}
 
-    device_facts._of_triton(SimpleNamespace(CudaUtils=CudaUtils))  # type: ignore[arg-type]
+    device_facts._of_triton(SimpleNamespace(CudaUtils=CudaUtils))
     found: Any = CudaUtils().get_device_properties(4)
     assert found["max_shared_mem"] == 16
     assert found["process"] != os.getpid()

@@ -82,6 +82,8 @@ class Context:
     complete: bool = False
     # The profile is `deep`: a nightly run, in which checks run on more cases.
     deep: bool = False
+    # A budget of seconds ends the test: what is only of interest is looked at less.
+    timed: bool = False
     focus: Focus = Focus()
     progress: Progress = field(default_factory=Progress)
     # Called with each check of `registry` before it runs, as its calls may end the process.

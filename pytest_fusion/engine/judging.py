@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -69,6 +70,7 @@ class Judging:
             programs=programs_of(profile, device),
             reference_s=SHARES[REFERENCE] * profile.seconds,
             deep=profile.name == "deep",
+            timed=self.budget.seconds < math.inf,
             progress=Progress(Clock(self.repeat_note)),
             began=self._began,
         )

@@ -35,6 +35,8 @@ _FEW, _LONG = 16, 4000
 # A sum with an infinity in it, or of zeros, has the same bits in any order.
 _TELLING = ("unit", "small", "hundred", "offset", "negative")
 _MOST_CONFIGS = 24
+# Where it is not asked for and seconds count: on a GPU each config is compiled, half a second each.
+_FEW_CASES, _FEW_CONFIGS = 2, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,14 @@ def due(trial: Trial) -> bool:
     if any(tensor.regime in regimes.REGIMES and tensor.regime not in _TELLING for tensor in case.tensors.values()):
         return False
     lengths = context.state(_Bits).lengths
-    longer = len(lengths) < _MOST_CASES and _longest(trial) > _LONGER * max(lengths, default=0)
+    longer = len(lengths) < (_FEW_CASES if _in_passing(context) else _MOST_CASES) and _longest(trial) > _LONGER * max(
+        lengths, default=0
+    )
     return longer or context.complete
+
+
+def _in_passing(context: Context) -> bool:
+    return context.timed and not context.spec.invariant_configs
 
 
 def _longest(trial: Trial) -> int:
@@ -97,7 +105,9 @@ def _compared(trial: Trial, seen: Tuned, state: _Bits) -> Verdict | None:
     verdict = None
     state.tuned[seen.kernel] = seen
     of_kernel = state.classes.setdefault(seen.kernel, {})
-    for index in sorted(seen.survivors)[:_MOST_CONFIGS]:
+    tried = sorted(seen.survivors)
+    tried = tried[:: -(-len(tried) // _FEW_CONFIGS)] if _in_passing(context) else tried[:_MOST_CONFIGS]
+    for index in tried:
         ran: dict[int, Tuned] = {}
         with launched({**case.configs, seen.kernel: Config(index)}, ran):
             outcome, placed = call(context, case, trial.logical, FILLS[0])

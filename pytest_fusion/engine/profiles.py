@@ -57,7 +57,7 @@ PROFILES: dict[str, Profile] = {
         seconds=15.0,
         usual_elements=1 << 15,
         budget_s=6.0,
-        gpu_budget_s=20.0,
+        gpu_budget_s=15.0,
     ),
     "ci": Profile("ci", covering=150, search=60, programs=7000, seconds=60.0),
     "deep": Profile("deep", covering=1000, search=1000, programs=70_000, seconds=600.0, elements=1 << 21, work=1 << 25),

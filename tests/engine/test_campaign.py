@@ -224,12 +224,12 @@ def test_a_failing_record_holds_its_case_and_a_replay_file(tmp_path: Path) -> No
     """The file written replays the case that the record describes."""
     from pytest_fusion.diagnosis.repro.replay_file import read
 
-    record = record_of(lambda x: x * 3, tmp_path)
+    record = record_of(lambda x: (x * 2).double(), tmp_path)
     assert record.verdict == "fail"
     assert record.case is not None
     assert record.replay is not None
     replay = read(Path(record.replay))
-    assert replay.check == record.failed_check == "values"
+    assert replay.check == record.failed_check == "structure"
     assert dict(replay.case.sizes) == record.case["dims"]
 
 

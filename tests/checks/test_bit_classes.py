@@ -12,6 +12,7 @@ from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.inputs import tensor
 from tests.checks.row_sums import by_rows, summed
+from tests.sweeps import sweep
 
 if torch.cuda.device_count() > 0:
     pytest.skip("kernels on tensors of the CPU", allow_module_level=True)
@@ -54,15 +55,22 @@ def test_other_bits_are_a_hazard_with_their_classes(examine: Any) -> None:
     assert "3 classes of equal bits" in entry["reason"]
 
 
-def test_a_promise_of_one_result_for_all_configs_is_held(examine: Any) -> None:
-    """``invariant="configs"``: the pair of configs and the smallest case; a dim beside it means what it always does."""
-    promise = {"invariant": ("configs", "rows")}
-    record: TestRecord = examine(summing(*SIZES), summed, MATRIX, dims=DIMS, cases=24, **promise)
+PROMISE = {"invariant": ("configs", "rows")}
+
+
+@sweep("dims", [{"rows": 16, "columns": 200}, DIMS], ids=("one size", "any size"))
+def test_a_promise_of_one_result_for_all_configs_is_held(examine: Any, dims: dict[str, Any]) -> None:
+    """``invariant="configs"``: the pair of configs and the smallest case."""
+    record: TestRecord = examine(summing(*SIZES), summed, MATRIX, dims=dims, cases=60, **PROMISE)
     assert (record.failed_check, record.cause) == ("configs", "config-variant-bits"), record.message
     assert record.checks["configs"]["configs"] == [0, 1]
     assert record.case is not None
     assert record.case["dims"]["rows"] == 16
-    record = examine(summing(32, 32, 32), summed, MATRIX, dims=DIMS, cases=24, **promise)
+
+
+def test_configs_of_one_result_fulfil_the_promise(examine: Any) -> None:
+    """A dim beside ``"configs"`` means what it always does."""
+    record: TestRecord = examine(summing(32, 32, 32), summed, MATRIX, dims=DIMS, cases=24, **PROMISE)
     assert record.verdict == "pass", record.message
     assert [one["code"] for one in record.findings] == []
     assert record.checks["invariance"]["verdict"] == "pass"

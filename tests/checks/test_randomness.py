@@ -76,7 +76,7 @@ PLANTED: dict[str, tuple[Callable[..., T], str, str]] = {
 @sweep(
     "name",
     PLANTED,
-    fast=("a share too small", "numbers by address", "p is the share that is kept"),
+    fast=("a share too small", "numbers by address"),
 )
 def test_wrong_random_numbers_fail(examine: Any, name: str) -> None:
     """Each mask fits the values that come with it, and is caught by what it depends on."""

@@ -135,7 +135,7 @@ def test_the_number_of_cases_is_the_users() -> None:
 
 def test_equal_seeds_run_equal_cases() -> None:
     """The seed decides sizes and values of every case."""
-    runs = [seen_by(cases=10, seed=seed)[0] for seed in (1, 1, 2)]
+    runs = [seen_by(cases=6, seed=seed)[0] for seed in (1, 1, 2)]
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
 

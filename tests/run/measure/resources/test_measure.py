@@ -69,7 +69,7 @@ ROWS: dict[str, tuple[FusionSpec, list[dict[str, object]]]] = {
 
 
 # Rows that only slow tests look at. The others stay in the fast run at some 10 s: all its tests share one batch.
-LONG = frozenset({"spilling", "fitting"})
+LONG = frozenset({"spilling", "fitting", "wide here"})
 
 
 @cache
@@ -174,6 +174,7 @@ def test_a_tile_taken_from_values_accuses_nobody() -> None:
         assert READS in report.problem
 
 
+@pytest.mark.slow
 def test_a_closure_is_called_as_its_launcher_is() -> None:
     """One that has no name in a module gets the tiles of a GPU too, and is refused where they do not fit."""
     old, new = _reports("wide here")["sm_80"].kernels[0], _reports("wide here")["sm_90"].kernels[0]

@@ -13,6 +13,7 @@ from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.case.choosing import search
 from pytest_fusion.checks.case_judge import judge_case
 from pytest_fusion.checks.context import CaseResult, Context
+from pytest_fusion.engine import minimum
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.modes import Judge
 from pytest_fusion.engine.request import Request
@@ -70,6 +71,12 @@ def judge_one() -> JudgeOne:
         return judge_case(Context(spec, torch.device("cpu")), case or plain, again=again)
 
     return judge
+
+
+@pytest.fixture
+def unexplained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No experiments for causes, which take up to 1.5 s, in tests that do not look at them."""
+    monkeypatch.setattr(minimum, "diagnose", lambda lab: None)
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.inputs import tensor
 from tests.checks.row_sums import by_rows, summed
+from tests.sweeps import sweep
 
 if torch.cuda.device_count() > 0:
     pytest.skip("kernels on tensors of the CPU", allow_module_level=True)
@@ -44,7 +45,7 @@ def summing(*ways: int) -> Any:
 
 def test_other_bits_are_a_hazard_with_their_classes(examine: Any) -> None:
     """Two configs add in the same order, two in others; every sum is right."""
-    record: TestRecord = examine(summing(*SIZES), summed, MATRIX, dims=DIMS, cases=60)
+    record: TestRecord = examine(summing(*SIZES), summed, MATRIX, dims=DIMS, cases=24)
     assert record.verdict == "pass", record.message
     (found,) = [one for one in record.findings if one["code"] == "config-variant-bits"]
     assert found["level"] == "hazard"
@@ -54,15 +55,22 @@ def test_other_bits_are_a_hazard_with_their_classes(examine: Any) -> None:
     assert "3 classes of equal bits" in entry["reason"]
 
 
-def test_a_promise_of_one_result_for_all_configs_is_held(examine: Any) -> None:
-    """``invariant="configs"``: the pair of configs and the smallest case; a dim beside it means what it always does."""
-    promise = {"invariant": ("configs", "rows")}
-    record: TestRecord = examine(summing(*SIZES), summed, MATRIX, dims=DIMS, cases=60, **promise)
+PROMISE = {"invariant": ("configs", "rows")}
+
+
+@sweep("dims", [{"rows": 16, "columns": 200}, DIMS], ids=("one size", "any size"))
+def test_a_promise_of_one_result_for_all_configs_is_held(examine: Any, dims: dict[str, Any]) -> None:
+    """``invariant="configs"``: the pair of configs and the smallest case."""
+    record: TestRecord = examine(summing(*SIZES), summed, MATRIX, dims=dims, cases=60, **PROMISE)
     assert (record.failed_check, record.cause) == ("configs", "config-variant-bits"), record.message
     assert record.checks["configs"]["configs"] == [0, 1]
     assert record.case is not None
     assert record.case["dims"]["rows"] == 16
-    record = examine(summing(32, 32, 32), summed, MATRIX, dims=DIMS, cases=60, **promise)
+
+
+def test_configs_of_one_result_fulfil_the_promise(examine: Any) -> None:
+    """A dim beside ``"configs"`` means what it always does."""
+    record: TestRecord = examine(summing(32, 32, 32), summed, MATRIX, dims=DIMS, cases=24, **PROMISE)
     assert record.verdict == "pass", record.message
     assert [one["code"] for one in record.findings] == []
     assert record.checks["invariance"]["verdict"] == "pass"
@@ -70,7 +78,7 @@ def test_a_promise_of_one_result_for_all_configs_is_held(examine: Any) -> None:
 
 def test_without_another_config_nothing_is_compared(examine: Any) -> None:
     """A kernel of one config, and one whose outputs may vary, have no classes."""
-    record: TestRecord = examine(summing(16), summed, MATRIX, dims=DIMS, cases=12, invariant="configs")
+    record: TestRecord = examine(summing(16), summed, MATRIX, dims=DIMS, cases=6, invariant="configs")
     assert record.checks["configs"]["verdict"] == "unknown"
-    record = examine(summing(*SIZES), summed, MATRIX, dims=DIMS, cases=30, deterministic=False)
+    record = examine(summing(*SIZES), summed, MATRIX, dims=DIMS, cases=12, deterministic=False)
     assert not [one for one in record.findings if one["code"] == "config-variant-bits"]

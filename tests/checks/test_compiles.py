@@ -163,6 +163,7 @@ def line_of(code: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if line.strip() == code)
 
 
+@pytest.mark.usefixtures("unexplained")
 def test_what_does_not_compile_is_found_beside_what_is_wrong(examine: Any) -> None:
     """One run reports both."""
     record = examine(launcher(leaves_a_loop), lambda x: x * 3, INPUTS, dims=SIZES, cases=1)

@@ -144,6 +144,7 @@ def test_wrong_draws_fail(examine: Any, name: str) -> None:
     assert cause is None or record.cause == cause
 
 
+# In the fast run at some 4 s: the one honest sampler there, and a verdict needs thousands of draws.
 @sweep("fused", [drawn, gumbel])
 def test_honest_draws_pass(examine: Any, fused: Callable[[T, int], T]) -> None:
     """By inversion or by noise, in any integer type, with enough draws for `values` to say so."""

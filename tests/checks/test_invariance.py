@@ -352,7 +352,7 @@ def test_what_cannot_be_cut_is_unknown_with_the_reason(examine: Any, name: str) 
     finite = {
         n: tensor(t.shape.text, dtype=t.dtypes or None, values=t.values or values.normal()) for n, t in inputs.items()
     }
-    record = examine(written, written, finite, cases=6, **{"invariant": "rows", **keywords})
+    record = examine(written, written, finite, cases=3, **{"invariant": "rows", **keywords})
     found = record.checks["invariance"]
     assert found["verdict"] == "unknown", record.message
     assert reason in found["reason"]

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.spec.inputs import tensor
+from tests.sweeps import sweep
 
 T = torch.Tensor
 LOW = Case({"rows": 24, "hidden": 48}, "bfloat16", {"x": TensorCase("bfloat16"), "y": TensorCase("bfloat16")}, seed=3)
@@ -132,7 +133,7 @@ class Gated(torch.autograd.Function):
 GATES = {name: tensor("steps n") for name in "qkg"}
 
 
-@pytest.mark.parametrize("steps", [1, 6])
+@sweep("steps", [6, 1])
 def test_a_gradient_that_cancels_is_not_wrong(judge_one: Any, steps: int) -> None:
     """The gate of the first step has no state to decay: its gradient is 0 in the reference, and a rounding here."""
     tensors, found = {name: TensorCase("float32") for name in GATES}, set()

@@ -120,7 +120,7 @@ def judged(tmp_path: Path) -> Callable[..., TestRecord]:
         search.adopt(outer, outer)
         spec = FusionSpec(fused=fused, reference=reference, inputs=inputs, **{"dtypes": "float32", **keywords})
         request = Request(
-            nodeid="test", isolate=isolate, root=tmp_path, seed=0, max_cases=14, first=True, profile=profile(name)
+            nodeid="test", isolate=isolate, root=tmp_path, seed=0, max_cases=8, first=True, profile=profile(name)
         )
         return (mode or Judge()).run(Job(spec, request, outer, {}))
 

@@ -36,6 +36,7 @@ WRONG = {
 
 
 @sweep("name", WRONG, fast=("a wrong tail",))
+@pytest.mark.usefixtures("unexplained")
 def test_a_wrong_kernel_fails(examine: Any, name: str) -> None:
     """A missing epsilon, an untouched last column and a forgotten division are found and shrunk."""
     record = examine(WRONG[name], norm, dtypes=["float32", "bfloat16"], cases=60)

@@ -380,13 +380,15 @@ def bins_spec(how: str) -> FusionSpec:
                       dims={"n": dim(0, 30), "bins": dim(1, 8)}, name=f"bins {how}")  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@sweep(
     ("how", "check", "cause"),
     [
         ("load and store", "repeat", {"racing-load", "racing-stores"}),
         ("in one program", "repeat", {"racing-stores"}),
         ("twice", "values", {"unexplained"}),
     ],
+    ids=("load and store", "in one program", "twice"),
+    fast=("load and store",),
 )
 def test_a_race_is_named_where_results_may_vary(how: str, check: str, cause: set[str], tmp_path: Path) -> None:
     """Plain loads and stores that race are a finding there, too; wrong terms are none."""
@@ -419,7 +421,7 @@ def test_a_race_that_contiguous_tensors_do_not_have_is_one_of_strides(tmp_path: 
 
     spec = FusionSpec(fused=fused, reference=double, inputs={"x": tensor("rows n", layouts=(layout,))},
                       dtypes="float32", dims={"rows": dim(1, 8), "n": dim(1, 8)}, name="doubled")  # fmt: skip
-    record = examine(spec, seed=0, root=tmp_path, first=True)
+    record = examine(spec, seed=0, root=tmp_path, first=True, max_cases=24)
     wanted = ("repeat", "ignores-strides") if layout == "transposed" else (None, None)
     assert (record.failed_check, record.cause) == wanted, record.message
 

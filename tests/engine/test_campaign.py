@@ -136,7 +136,7 @@ def test_the_number_of_cases_is_the_users() -> None:
 
 def test_equal_seeds_run_equal_cases() -> None:
     """The seed decides sizes and values of every case."""
-    runs = [seen_by(cases=10, seed=seed)[0] for seed in (1, 1, 2)]
+    runs = [seen_by(cases=6, seed=seed)[0] for seed in (1, 1, 2)]
     assert runs[0] == runs[1]
     assert runs[0] != runs[2]
 
@@ -225,12 +225,12 @@ def test_a_failing_record_holds_its_case_and_a_replay_file(tmp_path: Path) -> No
     """The file written replays the case that the record describes."""
     from pytest_fusion.diagnosis.repro.replay_file import read
 
-    record = record_of(lambda x: x * 3, tmp_path)
+    record = record_of(lambda x: (x * 2).double(), tmp_path)
     assert record.verdict == "fail"
     assert record.case is not None
     assert record.replay is not None
     replay = read(Path(record.replay))
-    assert replay.check == record.failed_check == "values"
+    assert replay.check == record.failed_check == "structure"
     assert dict(replay.case.sizes) == record.case["dims"]
 
 

@@ -109,7 +109,7 @@ def test_what_a_known_failure_may_explain_is_no_finding(tmp_path: Path) -> None:
 
     registry.extend([Check("after", add)])
     try:
-        record = judged(tmp_path, spec(lambda x, w: x * w * 2 + 1), max_cases=8)
+        record = judged(tmp_path, spec(lambda x, w: x * w * 2 + 1, dtypes=torch.float32), max_cases=3)
     finally:
         registry.extend([])
     assert {one["check"] for one in record.findings} == {"values"}
@@ -119,7 +119,7 @@ def test_what_a_known_failure_may_explain_is_no_finding(tmp_path: Path) -> None:
 def test_first_ends_the_test_there(tmp_path: Path) -> None:
     """``--fusion-first``: one finding, and no case after it."""
     wrong = spec(scaled, grad=True)
-    first, every = judged(tmp_path, wrong, first=True), judged(tmp_path, wrong)
+    first, every = (judged(tmp_path, wrong, first=one, max_cases=8) for one in (True, False))
     assert len(first.findings) == 1
     assert first.cases < every.cases
 
@@ -157,8 +157,8 @@ def test_faults_of_one_kernel_do_not_hide_each_other_s_causes(tmp_path: Path) ->
 
 def test_a_hazard_fails_no_test_unless_strict(tmp_path: Path, waits: None) -> None:
     """It is in the record of a test that passes; ``strict`` makes it the failure; ``allow`` accepts it there too."""
-    lax, strict = judged(tmp_path, spec()), judged(tmp_path, spec(strict=True))
-    allowed = judged(tmp_path, spec(strict=True, allow={"hidden-sync": "reads lengths"}))
+    lax, strict = judged(tmp_path, spec(), max_cases=8), judged(tmp_path, spec(strict=True), max_cases=8)
+    allowed = judged(tmp_path, spec(strict=True, allow={"hidden-sync": "reads lengths"}), max_cases=8)
     assert (lax.verdict, codes(lax)) == ("pass", {"hidden-sync": "hazard"})
     assert lax.checks["waits"]["verdict"] == "pass"
     assert (strict.verdict, strict.failed_check, strict.cause) == ("fail", "waits", "hidden-sync")
@@ -168,12 +168,12 @@ def test_a_hazard_fails_no_test_unless_strict(tmp_path: Path, waits: None) -> No
 def test_allow_accepts_one_cause_and_nothing_else(tmp_path: Path) -> None:
     """The accepted failure is in the record, its check passes, and another failure is found behind it."""
     lost = spec(scaled, grad=True, allow={"gradient-missing": "w is frozen"})
-    record = judged(tmp_path, lost)
+    record = judged(tmp_path, lost, max_cases=12)
     assert record.verdict == "fail"
     assert record.failed_check == "values"
     assert record.checks["gradients"]["verdict"] == "pass"
     detached = spec(lambda x, w: x * w.detach(), grad=True, allow={"gradient-missing": "w is frozen"})
-    assert judged(tmp_path, detached).verdict == "pass"
+    assert judged(tmp_path, detached, max_cases=12).verdict == "pass"
 
 
 @pytest.mark.slow  # explains each finding twice
@@ -196,7 +196,7 @@ def test_a_replay_shows_its_own_finding(tmp_path: Path) -> None:
 
 def test_a_crash_keeps_what_was_found_before(tmp_path: Path) -> None:
     """The child's last note has its findings."""
-    record = judged(tmp_path, spec(lambda x, w: x * w + 1), max_cases=5)
+    record = judged(tmp_path, spec(lambda x, w: (x * w).double()), max_cases=2)
     case = replay_file.read(next((tmp_path / ".fusion" / "failures").glob("*.json"))).case
     verdict = failed("values", "is off").as_json()
     note = {

@@ -16,6 +16,7 @@ if not interpreter.installed():
 
 from tests.interpreter.differential import flow, programs  # noqa: E402 - the lane must be on before Triton is imported
 from tests.interpreter.differential.harness import Kernel, assert_same  # noqa: E402
+from tests.sweeps import sweep  # noqa: E402
 
 
 @pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated")
@@ -32,8 +33,13 @@ def test_control_flow_is_the_same_in_more_programs_than_one_batch(name: str, tmp
     assert_same(kernel, tmp_path, (300,))
 
 
-@given(kernel=programs.kernels())
-@settings(deadline=None, max_examples=40)
-def test_random_programs_are_the_same_batched(tmp_path_factory: pytest.TempPathFactory, kernel: Kernel) -> None:
+@sweep("examples", [10, 40])
+def test_random_programs_are_the_same_batched(tmp_path_factory: pytest.TempPathFactory, examples: int) -> None:
     """Whatever statements are put together, each program computes what it computes alone."""
-    assert_same(kernel, tmp_path_factory.mktemp("random"), (3,))
+
+    @settings(deadline=None, max_examples=examples)
+    @given(kernel=programs.kernels())
+    def judge(kernel: Kernel) -> None:
+        assert_same(kernel, tmp_path_factory.mktemp("random"), (3,))
+
+    judge()

@@ -14,7 +14,7 @@ from pytest_fusion import interpreter
 from pytest_fusion.interpreter import Session, interpreted
 from pytest_fusion.interpreter.control import launch_replay
 from pytest_fusion.interpreter.control.executor import ordered
-from tests.sweeps import sweep
+from tests.sweeps import first_of_each, sweep
 
 interpreter.enable()
 triton = pytest.importorskip("triton")
@@ -71,8 +71,12 @@ def test_kernels_written_to_break_the_lane_say_the_same_again(case: Any) -> None
         assert torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
 
 
+def named(plant: Any) -> str:
+    return f"{Path(plant.file).stem}-{plant.name}"
+
+
 @sweep("bug", [True, False], ids=["bug", "honest"])
-@pytest.mark.parametrize("plant", planted.PLANTS, ids=lambda plant: f"{Path(plant.file).stem}-{plant.name}")
+@sweep("plant", planted.PLANTS, ids=named, fast=first_of_each(planted.PLANTS, lambda plant: plant.kinds, named))
 def test_a_planted_bug_is_found_again(plant: Any, bug: bool) -> None:
     """A launch with a finding is run as any other, and its twin is not accused."""
     (first, *_), (second, memory, _) = twice(lambda memory: plant.run(memory, bug))

@@ -22,7 +22,7 @@ from pytest_fusion import (
     FusionError, FusionFailure, FusionSpec, SpecError, check_equivalent, dim, fused_equivalent, optional, tensor, values
 )
 
-few = settings(max_examples=8)
+few = settings(max_examples=4)
 X = {"x": tensor("rows hidden")}
 
 def relu_reference(x):
@@ -31,8 +31,8 @@ def relu_reference(x):
 def relu(x):
     return torch.clamp_min(x, 0)
 
-def wrong(x):
-    return x.abs()
+def wrong(x):  # of another dtype: shrunk and explained in 0.03 s, wrong values in 1
+    return torch.relu(x).double()
 """
 
 

@@ -29,7 +29,7 @@ def reference(x):
     return x + x
 """
 TEST = """
-@few
+@settings(max_examples=2)
 @fused_equivalent(
     reference, inputs={"x": tensor("rows cols", layouts=["contiguous"])}, bench=[{"rows": 512, "cols": 1000}]
 )
@@ -81,7 +81,7 @@ def test_a_passing_test_is_measured_at_its_sizes(project: Project, bench: Any) -
 
 def test_a_failing_test_prints_no_number(project: Project, bench: Any) -> None:
     """What is wrong has no cost."""
-    result = bench(TEST.replace("FUSED", "double(x) * 1.5"))
+    result = bench(TEST.replace("FUSED", "double(x).double()"))
 
     result.assert_outcomes(failed=1)
     assert project.tests["test_double"]["bench"] == {}
@@ -257,7 +257,7 @@ def test_without_a_child_it_is_measured_here(project: Project, bench: Any) -> No
 
 
 GOLDEN = """
-@few
+@settings(max_examples=2)
 @fused_equivalent(reference, inputs={"x": tensor("rows cols", layouts=["contiguous"])}, golden=True)
 def test_double(x):
     return FUSED

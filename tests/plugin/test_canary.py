@@ -44,7 +44,7 @@ import kern
 S = {"inputs": {"x": tensor("rows hidden")}, "dims": {"rows": dim(1, 9), "hidden": dim(1, 40)}, "dtypes": "float32"}
 """
 CASE = """
-@settings(max_examples=32)
+@settings(max_examples=24)
 @fused_equivalent(relu_reference, **S)
 def test_NAME(x):
     return kern.NAME(x)

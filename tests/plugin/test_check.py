@@ -185,7 +185,7 @@ def test_not_a_failure():
         ("test_not_a_failure", "pass"),
     ]
     assert {test["checks"]["crash"]["verdict"] for test in project.report["tests"]} == {"unknown"}
-    result.stdout.fnmatch_lines(["wrong: values failed"])
+    result.stdout.fnmatch_lines(["wrong: structure failed"])
 
 
 @pytest.mark.parametrize(

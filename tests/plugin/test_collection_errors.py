@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
-from tests.plugin.conftest import Project
+from tests import forked
+from tests.plugin.conftest import HEAD, Project
 
 BODY = "def test_it(x):\n    return x\n"
 WRONG = {
@@ -83,17 +86,33 @@ WRONG = {
 }
 
 
+@pytest.fixture(scope="module")
+def refused(tmp_path_factory: pytest.TempPathFactory) -> pytest.RunResult:
+    """A run over all of them, each in a file of its own."""
+    folder = tmp_path_factory.mktemp("refused")
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    for number, (code, _) in enumerate(WRONG.values()):
+        (folder / f"test_{number}.py").write_text(HEAD + code)
+    options = ["-p", "no:cacheprovider", "--fusion-device", "cpu"]
+
+    def work() -> int:
+        os.chdir(folder)
+        os.environ.pop("PYTEST_ADDOPTS", None)
+        return pytest.main(options)
+
+    return forked.run(work, ["pytest", *options])
+
+
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_spec_is_refused(name: str, project: Project) -> None:
+def test_a_wrong_spec_is_refused(name: str, refused: pytest.RunResult) -> None:
     """The error is a SpecError with its sentence, at the user's line, without frames of ours."""
-    code, line = WRONG[name]
-    project.write(code)
+    number, (_, line) = list(WRONG).index(name), WRONG[name]
+    _, _, section = refused.stdout.str().partition(f"ERROR collecting test_{number}.py _")
+    section, _, _ = section.partition("ERROR collecting ")
 
-    result = project.run()
-
-    assert result.ret == pytest.ExitCode.INTERRUPTED
-    result.stdout.fnmatch_lines(["*test_it.py:*: in <module>*", line])
-    result.stdout.no_fnmatch_line("*pytest_fusion/*.py*")
+    assert refused.ret == pytest.ExitCode.INTERRUPTED
+    pytest.LineMatcher(section.splitlines()).fnmatch_lines([f"*test_{number}.py:*: in <module>*", line])
+    refused.stdout.no_fnmatch_line("*pytest_fusion/*.py*")
 
 
 @pytest.mark.parametrize(

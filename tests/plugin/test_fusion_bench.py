@@ -101,7 +101,7 @@ def test_a_wrong_result_prints_no_number(project: Project, bench: Any) -> None:
 
     result.assert_outcomes(failed=1)
     (record,) = project.report["tests"]
-    assert (record["failed_check"], record["bench"]) == ("values", {})
+    assert (record["failed_check"], record["bench"]) == ("structure", {})
     result.stdout.no_fnmatch_line("*launches and bytes*")
 
 

@@ -59,9 +59,9 @@ def test_it(x):
     child = project.pytester.spawn_pytest("--pdb --fusion-device cpu -p no:cacheprovider") if _has_pexpect() else None
     if child is None:
         result = project.pytester.run("sh", "-c", f"echo q | {sys.executable} -m pytest --pdb --fusion-device cpu")
-        assert "test_it: values failed" in result.stdout.str()
+        assert "test_it: structure failed" in result.stdout.str()
         return
-    child.expect("values failed")
+    child.expect("structure failed")
     child.expect("Pdb")
     child.sendline("q")
     child.read()

@@ -75,7 +75,7 @@ def test_a_pinned_case_that_passes_is_told_and_costs_no_budget(project: Project)
     project.run().assert_outcomes(passed=1)
 
     test = project.tests["test_function"]
-    assert test["cases"] == 8
+    assert test["cases"] == 4
     assert "1 pinned replay(s) were run first and pass" in test["notes"]
 
 

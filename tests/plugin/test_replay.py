@@ -193,7 +193,7 @@ def test_a_file_that_cannot_be_replayed(damage: Callable[[dict[str, Any]], str],
             "*'x' has the dtype float32; that of 'x' is one of float64*",
         ),
         ('X, dims={"hidden": dim(4)}', "*hidden=? is outside of its bounds, Dim(min=4*"),
-        ('X, dims={"hidden": dim(1)}', None),
+        ('X, dims={"hidden": dim(0, 8)}', None),
     ],
 )
 def test_a_file_of_another_spec_is_refused(change: str, line: str | None, failed: Project) -> None:
@@ -206,7 +206,7 @@ def test_a_file_of_another_spec_is_refused(change: str, line: str | None, failed
 
     result.assert_outcomes(failed=1, deselected=3)
     written = "*the replay file was written for another spec than today's: "
-    result.stdout.fnmatch_lines([written + line[1:] if line else "test_function: values failed"])
+    result.stdout.fnmatch_lines([written + line[1:] if line else "test_function: structure failed"])
 
 
 def test_the_command_line_says_what_is_wrong(project: Project) -> None:

@@ -277,6 +277,6 @@ def test_inputs_that_cannot_be_made_again_do_not_hide_the_failure(
     project.run("--fusion-isolate", isolate).assert_outcomes(failed=1)
 
     test = project.tests["test_function"]
-    assert (test["verdict"], test["failed_check"], test["script"]) == ("fail", "values", None)
+    assert (test["verdict"], test["failed_check"], test["script"]) == ("fail", "structure", None)
     assert test["replay"] is not None
     assert said in test["message"].partition("script: none could be written: ")[2]

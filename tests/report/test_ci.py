@@ -13,6 +13,7 @@ from pytest_fusion.errors import FusionError
 from pytest_fusion.report.ci import github, junit
 from pytest_fusion.report.record import TestRecord
 from tests.report.benched import record, rows, sweep
+from tests.sweeps import sweep as some_fast
 
 Make = Callable[..., TestRecord]
 
@@ -152,7 +153,7 @@ def test_a_summary_without_a_bench_is_as_it_was(passing: Make) -> None:
     assert "###" not in github.summary([passing()], {})
 
 
-@pytest.mark.parametrize("limit", [900, 2_000, 5_000, 20_000, github.LIMIT_BYTES])
+@some_fast("limit", [900, github.LIMIT_BYTES, 2_000, 5_000, 20_000], fast=2)
 def test_a_summary_of_a_long_bench_is_cut_with_a_word(limit: int, failing: Make) -> None:
     """Whatever the limit, all of it holds; what is missing is counted, and no head stands without a row."""
     records = [failing(), record(sweep(range(16, 16 + 3000)), notes=["é" * 300] * 3)]

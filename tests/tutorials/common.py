@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from pytest_fusion import interpreter
+from tests.sweeps import sweep
 
 if torch.cuda.device_count() > 0 and os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("Triton compiles for the GPU here; set TRITON_INTERPRET=1", allow_module_level=True)
@@ -23,6 +24,7 @@ if not interpreter.installed():
 
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
 each_float = pytest.mark.parametrize("dtype", FLOATS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+a_float = sweep("dtype", FLOATS, fast=("bfloat16",), ids=lambda dtype: str(dtype).removeprefix("torch."))
 VERSION = tuple(int(part) for part in str(interpreter.version()).split("+", maxsplit=1)[0].split(".")[:2])
 UNIT = 2.0**-24  # half the distance from 1 to the next float32: the relative error of one rounding
 

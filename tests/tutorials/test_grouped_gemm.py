@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.sweeps import sweep
-from tests.tutorials.common import assert_product, each_float, normal
+from tests.tutorials.common import a_float, assert_product, normal
 
 triton = pytest.importorskip("triton")
 tl = triton.language
@@ -166,7 +166,7 @@ def launch(
 
 
 @sweep("programs", [1, 4, 40])
-@each_float
+@a_float
 def test_grouped_gemm(dtype: torch.dtype, programs: int) -> None:
     """Each product is right, whether one program does all tiles, some do several each, or many find none."""
     group_a = [normal(m, k, dtype=dtype, seed=i) for i, (m, _, k) in enumerate(SIZES)]
@@ -176,7 +176,7 @@ def test_grouped_gemm(dtype: torch.dtype, programs: int) -> None:
 
 
 @sweep("programs", [4, 40])
-@each_float
+@a_float
 def test_grouped_gemm_by_descriptors(dtype: torch.dtype, programs: int) -> None:
     """The same with the second matrix transposed, through descriptors made once for each product."""
     group_a = [normal(m, k, dtype=dtype, seed=i) for i, (m, _, k) in enumerate(SIZES)]

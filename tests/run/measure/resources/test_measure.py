@@ -68,14 +68,19 @@ ROWS: dict[str, tuple[FusionSpec, list[dict[str, object]]]] = {
 }
 
 
+# Rows that only slow tests look at. The others stay in the fast run at some 10 s: all its tests share one batch.
+LONG = frozenset({"spilling", "fitting", "wide here"})
+
+
 @cache
-def _all() -> dict[str, list[Report]]:
-    return dict(zip(ROWS, resources_of_all(list(ROWS.values()), TARGETS), strict=True))
+def _all(long: bool) -> dict[str, list[Report]]:
+    rows = {name: row for name, row in ROWS.items() if (name in LONG) == long}
+    return dict(zip(rows, resources_of_all(list(rows.values()), TARGETS), strict=True))
 
 
 def _reports(name: str) -> dict[str, Report]:
     """The reports at the first size, by target."""
-    return {report.target: report for report in reversed(_all()[name])}
+    return {report.target: report for report in reversed(_all(name in LONG)[name])}
 
 
 @pytest.mark.slow
@@ -169,6 +174,7 @@ def test_a_tile_taken_from_values_accuses_nobody() -> None:
         assert READS in report.problem
 
 
+@pytest.mark.slow
 def test_a_closure_is_called_as_its_launcher_is() -> None:
     """One that has no name in a module gets the tiles of a GPU too, and is refused where they do not fit."""
     old, new = _reports("wide here")["sm_80"].kernels[0], _reports("wide here")["sm_90"].kernels[0]
@@ -180,7 +186,7 @@ def test_a_closure_is_called_as_its_launcher_is() -> None:
 
 def test_recompilations_are_told_with_their_reasons() -> None:
     """A size that divides by 16, one that does not and a 1 make three kernels, so two recompilations."""
-    assert recompilations_of(_all()["recompiling"]) == [
+    assert recompilations_of(_all(False)["recompiling"]) == [
         ("eager_kernel: divisibility by 16 of n", 1),
         ("eager_kernel: n equal to 1 or not", 1),
     ]
@@ -188,7 +194,7 @@ def test_recompilations_are_told_with_their_reasons() -> None:
 
 def test_a_kernel_that_does_not_specialise_is_compiled_once() -> None:
     """The same sweep over a kernel with do_not_specialize recompiles nothing."""
-    assert recompilations_of(_all()["steady"]) == []
+    assert recompilations_of(_all(False)["steady"]) == []
 
 
 @pytest.mark.parametrize("name", ["nameless launcher", "named elsewhere", "nameless kernel"])

@@ -235,6 +235,7 @@ def test_a_number_of_slices_that_decides_is_named(lab_of: Any, fused: Any, cause
 
 
 def test_slices_that_depend_on_what_others_hold_are_mixed_up(lab_of: Any) -> None:
+    """Copies of a slice have another sum."""
     lab = lab_of(with_a_sum_of_rows, double, X, {"dim rows": 8, "dim hidden": 2}, dtypes="float32")
     found = indices.mixed(lab)
     assert found is not None
@@ -242,6 +243,7 @@ def test_slices_that_depend_on_what_others_hold_are_mixed_up(lab_of: Any) -> Non
 
 
 def test_a_number_of_slices_needs_runs(lab_of: Any) -> None:
+    """Two runs show neither a slice alone nor its copies."""
     lab = lab_of(by_another_path, double, X, {"dim rows": 8, "dim hidden": 2}, max_runs=2)
     assert indices.mixed(lab) is None
 

@@ -14,8 +14,8 @@ from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.spec.dims import parse_expression
 from pytest_fusion.spec.values import KINDS, ValueProfile
 
-# So that each of several sequences has more than one element.
-_SIZES = (12, 13, 5, 4)
+# So that each of several sequences has several elements, and one of them may have far more than the average.
+_SIZES = (40, 13, 5, 4)
 
 
 def capacity(lab: Lab) -> Found | None:

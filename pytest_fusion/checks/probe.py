@@ -129,9 +129,7 @@ def _judge(found: Probe, trial: Trial, first: Outcome, check: str, *, again: boo
     got = trial.collect(first, found.placed)
     found.got, found.expected = got.tensors, trial.expected.tensors
     found.lanes = dict(zip(trial.order, trial.reference.lanes or trial.reference.native, strict=True))
-    if first.watch is not None:
-        masks = {name: first.watch.unwritten(t) for name, t in found.got.items()}
-        found.unwritten = {name: mask for name, mask in masks.items() if mask is not None and bool(mask.any())}
+    found.unwritten = _unwritten(first, found.got)
     accessed = memory.check_access(first, context.spec)
     if accessed is not None and conclude(context, result, accessed):
         return
@@ -146,6 +144,21 @@ def _judge(found: Probe, trial: Trial, first: Outcome, check: str, *, again: boo
             name, tensor, against = result.evidence
             found.got, found.lanes = {name: tensor}, {name: against}
             found.expected = {name: against.native if isinstance(against, OutputLanes) else against}
+
+
+def _unwritten(outcome: Outcome, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    masks = {name: outcome.watch.unwritten(t) for name, t in tensors.items()} if outcome.watch is not None else {}
+    return {name: mask for name, mask in masks.items() if mask is not None and bool(mask.any())}
+
+
+def unwritten(found: Probe) -> dict[str, torch.Tensor]:
+    """Elements that no store has reached: of the outputs, or of the gradients after a backward."""
+    if found.trial is None:
+        return found.unwritten
+    upstream = Upstream.of(found.trial, gradients.wanted(found.trial))
+    upstream.settle()
+    attempt = Attempt(found.trial, upstream, FILLS[0])
+    return _unwritten(attempt.outcome, attempt.named())
 
 
 def gradient(found: Probe, name: str, order: Sequence[int] | None = None) -> tuple[torch.Tensor, torch.Tensor] | None:

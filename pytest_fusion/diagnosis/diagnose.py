@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pytest_fusion.checks.evidence import DamagedMemory, WrongAccess, WrongGradient
-from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis, Found
 from pytest_fusion.diagnosis.experiments import Lab
@@ -27,16 +26,21 @@ UNEXPLAINED = "unexplained"
 # Two constants that differ by less count as one: in 16 bits each element has its own error of some 2^-8.
 _ONE_FACTOR = 0.02
 
+# Causes that single cases show, given the right values, sizes or layout of the upstream gradient.
+_SHOWN = frozenset({"gradient-layout", "lost-output-gradient", "racing-load", "racing-stores"})
+
 Rule = Callable[[Lab], Found | None]
 
 
-def lost_gradient(lab: Lab) -> Found | None:
-    """The gradient check's own cause, in larger cases: the gradient of a softmax over one key is 0 anyway."""
-    for case in lab.telling(lab.grown(), 2) if lab.check == gradients.NAME else []:
-        found = lab.attempt(case).probe
-        failure = found.failure if found is not None else None
-        if failure is not None and failure.cause == "lost-output-gradient":
-            return Found(failure.cause, [failure.because])
+def shown(lab: Lab) -> Found | None:
+    """A check's own cause at other seeds or sizes: equal stores are no race, a softmax over one key has no gradient."""
+    for case in (lab.base, lab.grown()):
+        probes = [lab.attempt(each).probe for each in lab.telling(case)]
+        failures = [found.failure for found in probes if found is not None and found.failure is not None]
+        seen = [(cause, one) for one in failures if (cause := likely_cause(one)) in _SHOWN]
+        if len(seen) > 1 and len({cause for cause, _ in seen}) == 1:
+            cause, one = seen[0]
+            return Found(cause, [f"in {len(seen)} of {len(failures)} other cases: {one.because or one.reason}"])
     return None
 
 
@@ -60,6 +64,7 @@ _OF_VALUES: tuple[Rule, ...] = (
     roundings.digits,
     wrong_slice.indifferent,
     sources.beyond,
+    shown,
     neutral.curing,
 )
 _OF_HOLES: tuple[Rule, ...] = (
@@ -121,7 +126,7 @@ def _rules(lab: Lab, direct: str | None) -> tuple[Rule, ...]:
         return _OF_PLACE
     if check == "repeat":
         if isinstance(lab.verdict.evidence, WrongAccess):
-            return strides.layout, uneven.capacity, indices.mixed
+            return strides.layout, uneven.capacity, sources.scattered, indices.mixed
         return ()
     return _RULES.get(check, ())
 

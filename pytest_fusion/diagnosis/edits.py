@@ -28,47 +28,35 @@ class Edit:
     apply: Callable[[dict[str, Any]], dict[str, Any]]
 
 
+def _floating(spec: FusionSpec, case: Case) -> dict[str, TensorSpec]:
+    """The present floating tensors."""
+    present = {name: tensor.dtype for name, tensor in case.tensors.items() if name not in case.absent}
+    return {name: spec.tensors[name] for name, dtype in present.items() if dtype.startswith(("float", "bfloat"))}
+
+
+def _profiles(spec: FusionSpec, case: Case) -> dict[str, ValueProfile]:
+    """The value profiles from which floating tensors are drawn, where they have one."""
+    return {
+        name: chosen(inner.values, case.tensors[name].regime)[0]
+        for name, inner in _floating(spec, case).items()
+        if isinstance(inner.values, ValueProfile)
+    }
+
+
 def free(spec: FusionSpec, case: Case) -> list[str]:
     """The floating tensors without a narrowed range, which can hold any other values."""
-    return [
-        name
-        for name, tensor in case.tensors.items()
-        if name not in case.absent
-        and isinstance(inner := unwrap(spec.inputs[name]), TensorSpec)
-        and regimes_of(inner, covered=False)
-        and tensor.dtype.startswith(("float", "bfloat"))
-    ]
+    return [name for name, inner in _floating(spec, case).items() if regimes_of(inner, covered=False)]
 
 
 def scalable(spec: FusionSpec, case: Case) -> list[str]:
     """The floating tensors that may hold smaller numbers: free ones, and those whose value profile contains 0."""
-    spared = set(free(spec, case))
-    return [
-        name
-        for name, tensor in case.tensors.items()
-        if name in spared
-        or (
-            name not in case.absent
-            and isinstance(inner := unwrap(spec.inputs[name]), TensorSpec)
-            and isinstance(inner.values, ValueProfile)
-            and tensor.dtype.startswith(("float", "bfloat"))
-            and _spans_zero(chosen(inner.values, tensor.regime)[0])
-        )
-    ]
+    able = {name for name, profile in _profiles(spec, case).items() if _spans_zero(profile)} | set(free(spec, case))
+    return [name for name in case.tensors if name in able]
 
 
 def ranged(spec: FusionSpec, case: Case) -> dict[str, tuple[float, float, float]]:
     """The floating tensors whose elements may be any number of a range independently: three numbers of it each."""
-    found = {}
-    for name, tensor in case.tensors.items():
-        inner = unwrap(spec.inputs[name])
-        if name in case.absent or not tensor.dtype.startswith(("float", "bfloat")):
-            continue
-        if isinstance(inner, TensorSpec) and isinstance(inner.values, ValueProfile):
-            span = _span(chosen(inner.values, tensor.regime)[0])
-            if span is not None:
-                found[name] = span
-    return found
+    return {name: span for name, profile in _profiles(spec, case).items() if (span := _span(profile)) is not None}
 
 
 def _span(profile: ValueProfile) -> tuple[float, float, float] | None:
@@ -87,13 +75,9 @@ def _span(profile: ValueProfile) -> tuple[float, float, float] | None:
 
 def reals(spec: FusionSpec, case: Case) -> dict[str, float]:
     """The floating tensors with a profile of both signs, and its reach from 0 (if uniform, to the nearer end)."""
-    found = {}
+    profiles, found = _profiles(spec, case), {}
     for name, (low, middle, high) in ranged(spec, case).items():
-        inner = unwrap(spec.inputs[name])
-        assert isinstance(inner, TensorSpec)
-        assert isinstance(inner.values, ValueProfile)
-        normal = chosen(inner.values, case.tensors[name].regime)[0].kind == "normal"
-        reach = high - middle if normal else min(-low, high)
+        reach = high - middle if profiles[name].kind == "normal" else min(-low, high)
         if reach > 0:
             found[name] = reach
     return found

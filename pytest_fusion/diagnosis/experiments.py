@@ -239,6 +239,11 @@ class Lab:
         """The dims of the base that are one number each."""
         return {name: size for name, size in self.base.sizes.items() if isinstance(size, int)}
 
+    def axes_of(self, dim: str, case: Case) -> dict[str, int]:
+        """The axis of a dim in each present tensor that has one."""
+        shapes = {name: self.spec.tensors[name].shape for name in case.tensors if name not in case.absent}
+        return {name: axis for name, shape in shapes.items() if (axis := shape.axis_of(dim, case.sizes)) is not None}
+
     def lengths(self) -> dict[str, int]:
         """These dims, and the batches of one dimension, as numbers of rows."""
         found = {name: size for name, size in self.base.sizes.items() if isinstance(size, int) or len(size) == 1}

@@ -14,7 +14,7 @@ from pytest_fusion.case.plan import Plan, allowed_layouts, refit, regimes_of
 from pytest_fusion.run.autotuned import TRIED
 from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.dtypes import simplicity
-from pytest_fusion.spec.inputs import OptionalSpec, TensorSpec, unwrap
+from pytest_fusion.spec.inputs import OptionalSpec, TensorSpec
 from pytest_fusion.spec.values import ValueProfile
 
 # Enough for four dims of a dozen boundaries each, twice over; at some 20 ms a case this is a few seconds.
@@ -117,9 +117,7 @@ class Shrinker:
 
     def _tensors(self) -> Iterator[tuple[str, TensorSpec]]:
         for name in self.case.tensors:
-            inner = unwrap(self.plan.spec.inputs[name])
-            if isinstance(inner, TensorSpec):
-                yield name, inner
+            yield name, self.plan.spec.tensors[name]
 
     def _values(self) -> Iterator[Case]:
         case = self.case

@@ -84,6 +84,24 @@ GRADIENTS: dict[str, tuple[str, Callable[[T, T], T], dict[str, Any], Callable[[C
 }  # fmt: skip
 
 
+def by_equal_strides(x: T, g: T) -> T:
+    return gradient_of_square(x, g) + 0.1 * x * (x.stride(0) != g.stride(0))
+
+
+@pytest.mark.parametrize(
+    ("backward", "cause"), [(by_equal_strides, "gradient-layout"), (lambda x, g: x * x * g, "unexplained")]
+)
+def test_a_cause_that_the_check_names_in_other_cases_counts(lab_of: Any, backward: Any, cause: str) -> None:
+    """Rows of another pitch than the upstream gradient's, here those of the input; no case names another formula."""
+    seed = 103  # random and contiguous; the first three have rows of the input's pitch
+    choice = {"dim rows": 2, "dim hidden": 3, "dtype": "float32", "layout x": ("padded", 0)}
+    more: dict[str, Any] = {"dtypes": "float32", "grad": True, "change": lambda case: case.with_(seed=seed)}
+    lab = lab_of(differentiable(backward), lambda x: x * x, ROWS, choice, **more)
+    assert lab.verdict.cause is None
+    found = diagnose(lab)
+    assert found.cause == cause, found
+
+
 @sweep("name", GRADIENTS, fast=("tail", "strides"))
 def test_experiments_name_what_a_backward_does_wrong(lab_of: Any, name: str) -> None:
     """The same rules, with the gradient in the place of the result."""

@@ -12,6 +12,7 @@ import torch
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks.gradients import blame, gradients
 from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.diagnosis.rules import roundings
 from pytest_fusion.diagnosis.rules.roundings import stands_apart
 from pytest_fusion.spec.inputs import tensor
 from tests.diagnosis.wrong import ROWS, scaled
@@ -91,6 +92,28 @@ def test_an_error_that_stays_is_no_lost_digit(lab_of: Any) -> None:
     choice = {"dim rows": 3, "dim hidden": 6, "dtype": "float32"}
     found = diagnose(lab_of(misplaced_floor, lambda x: x * 1, ROWS, choice, dtypes="float32"))
     assert found.cause != "low-precision-accumulation", found
+
+
+def codes(x: T, factor: float = 1.0) -> T:
+    scales = x.float().abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448
+    return (x.float() / scales * factor).clamp(-448, 448).to(torch.float8_e4m3fn)
+
+
+def codes_of_sixteen_bits(x: T) -> T:
+    scales = x.float().abs().amax(-1, keepdim=True).clamp(min=1e-4) / 448
+    return (x.float() / scales).bfloat16().to(torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize(
+    ("fused", "cause"),
+    [(codes_of_sixteen_bits, "cast-order"), (lambda x: codes(x, 0.985), None)],
+    ids=["cast", "factor"],
+)
+def test_a_rounding_before_that_of_codes_is_named(lab_of: Any, fused: Any, cause: str | None) -> None:
+    """With a scale that follows the values its error stays; one of a factor is far from the middle of two codes too."""
+    lab = lab_of(fused, codes, ROWS, {"dim rows": 6, "dim hidden": 40, "dtype": "float32"}, dtypes="float32")
+    found = roundings.digits(lab)
+    assert (found.cause if found is not None else None) == cause, found
 
 
 def test_parts_of_other_places_are_told_from_other_parts() -> None:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from pytest_fusion import FusionSpec, dim, tensor, values
 from pytest_fusion.diagnosis import diagnose as module
 from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.diagnosis.rules import indices, numerics
 from pytest_fusion.plugin.testing import examine
 from pytest_fusion.spec.inputs import derived
 from tests.sweeps import first_of_each, sweep
@@ -216,6 +217,61 @@ TABLE: dict[str, Row] = {
 }  # fmt: skip
 
 
+def by_another_path(x: T) -> T:
+    """From eight rows on, large elements have another formula."""
+    return double(x) + (x > 0.5) * (len(x) >= 8)
+
+
+def with_a_sum_of_rows(x: T) -> T:
+    return double(x) + x[1:].sum(0)
+
+
+@pytest.mark.parametrize(("fused", "cause"), [(by_another_path, "batch-variant"), (by_largest, None)])
+def test_a_number_of_slices_that_decides_is_named(lab_of: Any, fused: Any, cause: str | None) -> None:
+    """Copies of a slice are as wrong as it is among others; what is wrong alone has another cause."""
+    lab = lab_of(fused, double, X, {"dim rows": 8, "dim hidden": 2, "dtype": "bfloat16"})
+    found = indices.mixed(lab)
+    assert (found.cause if found is not None else None) == cause, found
+
+
+def test_slices_that_depend_on_what_others_hold_are_mixed_up(lab_of: Any) -> None:
+    """Copies of a slice have another sum."""
+    lab = lab_of(with_a_sum_of_rows, double, X, {"dim rows": 8, "dim hidden": 2}, dtypes="float32")
+    found = indices.mixed(lab)
+    assert found is not None
+    assert found.cause == "wrong-index-map", found
+
+
+def test_a_number_of_slices_needs_runs(lab_of: Any) -> None:
+    """Two runs show neither a slice alone nor its copies."""
+    lab = lab_of(by_another_path, double, X, {"dim rows": 8, "dim hidden": 2}, max_runs=2)
+    assert indices.mixed(lab) is None
+
+
+def ends(x: T) -> T:
+    return x.float().flip(-1).cumsum(-1).flip(-1).to(x.dtype)
+
+
+def whole_less_the_start(x: T) -> T:
+    wide = x.float()
+    return (wide.sum(-1, keepdim=True) - wide.cumsum(-1) + wide).to(x.dtype)
+
+
+def by_a_product(x: T) -> T:
+    return (x.float() @ torch.ones(x.shape[1], x.shape[1]).tril()).to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("fused", "cause"), [(whole_less_the_start, "low-precision-accumulation"), (by_a_product, "nan-mishandled")]
+)
+def test_what_is_taken_away_again_leaves_its_rounding(lab_of: Any, fused: Any, cause: str) -> None:
+    """NaN minus NaN is NaN as 0 times NaN is; of a large number only the difference leaves an error."""
+    more: dict[str, Any] = {"dtypes": "float32", "change": lambda case: case.with_tensor("x", regime="nan")}
+    found = numerics.special(lab_of(fused, ends, X, {"dim rows": 3, "dim hidden": 6}, **more))
+    assert found is not None
+    assert found.cause == cause, found
+
+
 @sweep("name", TABLE, fast=first_of_each(TABLE, lambda name: TABLE[name].cause))
 def test_experiments_name_the_cause(lab_of: Any, name: str) -> None:
     """Each row is a kernel that is wrong in one way, on a small case, and the cause or that none is sure."""
@@ -395,6 +451,31 @@ def test_a_race_is_named_where_results_may_vary(how: str, check: str, cause: set
     record = examine(bins_spec(how), seed=0, root=tmp_path, first=True)
     assert record.failed_check == check
     assert record.cause in cause, record.diagnosis
+
+
+@triton.jit
+def half_apart(x, out, n, HOW: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + at, mask=at < n, other=0.0)
+    if HOW == "at half":
+        tl.store(out + at // 2, value, mask=at < n)
+    else:
+        tl.store(out + tl.minimum(at, n - 1), value)
+
+
+@pytest.mark.parametrize(("how", "cause"), [("at half", "wrong-index-map"), ("at the last one", "racing-stores")])
+def test_stores_that_meet_and_leave_a_hole_go_elsewhere(how: str, cause: str, tmp_path: Path) -> None:
+    """Where every element gets a value, the race is all there is."""
+
+    def fused(x: T) -> T:
+        out = torch.empty(len(x))
+        if len(x):
+            half_apart[(triton.cdiv(len(x), 4),)](x.contiguous(), out, len(x), HOW=how, BLOCK=4)
+        return out
+
+    spec = FusionSpec(fused=fused, reference=lambda x: x * 1, inputs={"x": tensor("n")}, dtypes="float32", name=how)
+    record = examine(spec, seed=0, root=tmp_path, first=True)
+    assert (record.failed_check, record.cause) == ("repeat", cause), record.message
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -106,6 +107,38 @@ def test_where_even_data_fail_too_the_kinds_are_evidence_alone(lab_of: Any) -> N
     assert found is not None
     assert found.cause == "unexplained"
     assert found.evidence[0].endswith("right where it is 'once'")
+
+
+PACKED: dict[str, Any] = {
+    "x": tensor("total", values=values.normal()),
+    "bounds": tensor("sequences+1", dtype=torch.int32, values=values.offsets("total")),
+}
+
+
+def sums(x: T, bounds: T) -> T:
+    return torch.stack([x[first:end].sum() for first, end in itertools.pairwise(bounds.tolist())])
+
+
+def sums_but_of_whole_blocks(x: T, bounds: T) -> T:
+    return torch.where((bounds.diff() % 8 == 0) & (bounds.diff() > 0), 0.0, sums(x, bounds))
+
+
+def sums_but_of_long_ones(x: T, bounds: T) -> T:
+    return torch.where(bounds.diff() > 2 * len(x) / (len(bounds) - 1), 0.0, sums(x, bounds))
+
+
+@pytest.mark.parametrize(
+    ("fused", "total", "sequences", "cause"),
+    [(sums_but_of_whole_blocks, 8, 1, None), (sums_but_of_long_ones, 12, 3, "uneven-data")],
+)
+def test_a_length_that_even_sequences_have_too_is_no_kind(
+    lab_of: Any, fused: Any, total: int, sequences: int, cause: str | None
+) -> None:
+    """Even sequences of the larger case are too short to show what a whole block does."""
+    choice = {"dim total": total, "dim sequences": sequences, "choice bounds": 5}
+    dims = {"total": dim(0, 300), "sequences": dim(1, 12)}
+    found = uneven.kind(lab_of(fused, sums, PACKED, choice, dims=dims, dtypes="float32"))
+    assert (found.cause if found is not None else None) == cause, found
 
 
 DECAYED = {"x": tensor("n"), "decay": st.sampled_from([0.0, 0.5]), "bias": tensor("n")}

@@ -29,7 +29,8 @@ UNEVEN: tuple[Plant, ...] = (
         ("shift-across-border", "A3", None, VALUES, "wrong-index-map off-by-one-mask", [(2, 1, 2)]),
         ("at-least-one-row", "C4", 81, READS, "uneven-data zero-size out-of-bounds", [(0, 1, 1), (1, 1, 2)]),
         ("divides-by-length", "C4", None, VALUES, "zero-size uneven-data", [(0, 1, 1)]),
-        ("ends-with-the-last-row", "B5", 81, HOLES, "unwritten-output zero-size", [(0, 1, 1)]),
+        # The kinds that are wrong are 'empty last' and 'some empty': which sequences get no value.
+        ("ends-with-the-last-row", "B5", 81, HOLES, "unwritten-output zero-size uneven-data", [(0, 1, 1)]),
         ("full-block-as-empty", "B1", None, VALUES, "tail-mask block-limit unexplained", [(8, 1, 1)]),
         ("twice-the-average", "C3", None, VALUES, "uneven-data", [(12, 1, 3), (9, 1, 5)]),
         ("bounds-pitch", "A1", None, READS | RAISES, "ignores-strides", [(0, 1, 1)]),

@@ -20,7 +20,6 @@ from pytest_fusion.diagnosis.experiments import Answer, Lab
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.oracle.rounding import GRIDS
 from pytest_fusion.spec.dims import Size
-from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
 # A smaller size is no block: a vector, a group, a window.
 _SMALLEST_LIMIT = 8
@@ -185,12 +184,8 @@ def _of_its_values(lab: Lab, base: Case, dim: str, tile: int, edit: Edit | None)
     whole = lab.resized({dim: 2 * tile}, base)
     if whole is None:
         return False
-    places = [
-        (name, axis)
-        for name in edits.scalable(lab.spec, whole)
-        if isinstance(inner := unwrap(lab.spec.inputs[name]), TensorSpec)
-        and (axis := inner.shape.axis_of(dim, whole.sizes)) is not None
-    ]
+    scalable = edits.scalable(lab.spec, whole)
+    places = [(name, axis) for name, axis in lab.axes_of(dim, whole).items() if name in scalable]
     return bool(places) and lab.mostly_wrong(whole, edit=edits.both(edit, edits.ended(places, tile + 1)))
 
 
@@ -241,14 +236,11 @@ def _still_shows(lab: Lab, case: Case, edit: Edit, dim: str) -> bool:
     last = _right_with(lab, found, found.logical, louder=size)
     if last is not None and _differ(before, last):
         return True
-    for name in edits.free(lab.spec, case):
-        inner, t = unwrap(lab.spec.inputs[name]), found.logical[name]
-        axis = inner.shape.axis_of(dim, case.sizes) if isinstance(inner, TensorSpec) else None
-        if axis is None:
-            continue
-        others = []
+    axes = lab.axes_of(dim, case)
+    for name in filter(axes.__contains__, edits.free(lab.spec, case)):
+        axis, others = axes[name], []
         for factor in (3.0, 1 / 3):
-            changed = t.clone()
+            changed = found.logical[name].clone()
             changed.select(axis, -1).mul_(factor)
             others.append(_right_with(lab, found, {**found.logical, name: changed}))
         if not any(other is not None and _differ(before, other) for other in others):
@@ -285,12 +277,8 @@ def _right_with(
 
 
 def _of_use(expected: Mapping[str, torch.Tensor]) -> bool:
-    for right in expected.values():
-        if right.numel() and right.is_floating_point():
-            values = right.double()
-            if bool(torch.isfinite(values).all()) and bool((values != 0).any()):
-                return True
-    return False
+    floating = [right.double() for right in expected.values() if right.numel() and right.is_floating_point()]
+    return any(bool(torch.isfinite(t).all()) and bool((t != 0).any()) for t in floating)
 
 
 def _differ(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:

@@ -19,7 +19,6 @@ from pytest_fusion.diagnosis.experiments import Answer, Lab, Wrong, ordinary
 from pytest_fusion.diagnosis.readings import Reading, readings
 from pytest_fusion.diagnosis.readings import of as readings_of
 from pytest_fusion.errors import SpecError
-from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
 # Two float32 numbers of one distribution agree to 5 digits once in some ten thousand pairs.
 _SAME = 2e-5
@@ -46,8 +45,7 @@ def _in_float32(lab: Lab, case: Case) -> Case:
     if "float32" not in lab.spec.dtypes:
         return case
     for name in case.tensors:
-        inner = unwrap(lab.spec.inputs[name])
-        if isinstance(inner, TensorSpec) and inner.follows_case_dtype:
+        if lab.spec.tensors[name].follows_case_dtype:
             case = case.with_tensor(name, dtype="float32")
     return case.with_(dtype="float32")
 
@@ -152,13 +150,15 @@ def _equals(lab: Lab, answer: Answer, reading: Reading) -> bool:
 
 def mixed(lab: Lab) -> Found | None:
     """Slices along a dim are right alone and wrong together, though they are independent in the reference."""
-    for case in failing(lab):
+    # The error of a rare value needs the failing case itself, and values show it at single slices.
+    for case in (*failing(lab), *([] if lab.check == gradients.NAME else [lab.base])):
         for dim, size in ((name, n) for name, n in case.sizes.items() if isinstance(n, int) and n >= 2):
             edits_of = slices_of(lab, case, dim)
             if edits_of is None:
                 continue
-            for seed in lab.seeds(case, _SEEDS):
-                whole = lab.attempt(case.with_(seed=seed))
+            seeded, as_many = lab.telling(case, _SEEDS), True
+            for each in seeded:
+                whole = lab.attempt(each)
                 wrong = _wrong_along(lab, whole, size)
                 if wrong is None and lab.check != gradients.NAME:
                     break  # no element is far off: all of them together are
@@ -166,17 +166,19 @@ def mixed(lab: Lab) -> Found | None:
                     break
                 places = (0, 1, size - 1, *_worst_of_gradient(lab, whole, size)) if wrong is None else (0, *wrong[1])
                 tried = dict.fromkeys(places)
-                alone = [(i, lab.attempt(case.with_(seed=seed), edit=edits_of([i]))) for i in tried]
+                alone = [(i, lab.attempt(each, edit=edits_of([i]))) for i in tried]
                 if not all(one.right and independent(lab, whole, one, [i], size) for i, one in alone):
                     break
                 # An error of each slice by itself is within the allowed for few elements, and not for many.
                 if wrong is not None and not any(changed_by_others(wrong[0], one, [i], size) for i, one in alone):
                     break
+                as_many = as_many and wrong is not None and _wrong_among_copies(lab, each, *wrong, edits_of, size)
             else:
-                return Found(
-                    "wrong-index-map",
-                    [f"slices of {dim} that are wrong among others are right alone, whatever the size"],
-                )
+                fact = f"slices of {dim} that are wrong among others are right alone"
+                if seeded and as_many:
+                    return Found("batch-variant", [f"{fact}, and as wrong among copies of themselves"])
+                if len(seeded) == _SEEDS:
+                    return Found("wrong-index-map", [f"{fact}, whatever the size"])
     lab.ruled_out.append("slices mixed up: no slice of a dim is right alone and another among others")
     return None
 
@@ -189,6 +191,16 @@ def _wrong_along(lab: Lab, answer: Answer, size: int) -> tuple[Wrong, tuple[int,
         return None
     places = wrong.mask.movedim(axis, 0).reshape(size, -1).any(1).nonzero().flatten().tolist()
     return wrong, (places[0], places[-1])
+
+
+def _wrong_among_copies(
+    lab: Lab, case: Case, wrong: Wrong, places: tuple[int, int], edits_of: Callable[[Sequence[int]], Edit], size: int
+) -> bool:
+    """Whether copies of the first wrong slice all have its bits: it depends on neither its place nor the others."""
+    copies = [places[0]] * size
+    found, axis = lab.attempt(case, edit=edits_of(copies)).probe, axis_of(wrong.mask, size)
+    got = found.got.get(wrong.name) if found is not None else None
+    return got is not None and axis is not None and torch.equal(got, selected(wrong.got, axis, copies))
 
 
 def _worst_of_gradient(lab: Lab, answer: Answer, size: int) -> list[int]:
@@ -313,14 +325,10 @@ def cached(lab: Lab) -> Found | None:
             if all(_equals(lab, answer, remaining) for answer in later):
                 return Found("cached-answer", [f"right in a first call; later ones use that call's {name}"])
         for name, old in first.probe.got.items():
-            if _varies(old) and all(_same_answer(answer, name, old) for answer in later):
+            now = [answer.probe.got.get(name) for answer in later if answer.probe is not None]
+            if _varies(old) and all(t is not None and t.shape == old.shape and torch.equal(t, old) for t in now):
                 return Found("cached-answer", [f"right in a first call, whose {name} later ones give again"])
     return None
-
-
-def _same_answer(answer: Answer, name: str, old: torch.Tensor) -> bool:
-    now = answer.probe.got.get(name) if answer.probe is not None else None
-    return now is not None and now.shape == old.shape and torch.equal(now, old)
 
 
 def _varies(t: torch.Tensor) -> bool:

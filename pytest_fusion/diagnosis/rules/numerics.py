@@ -25,6 +25,8 @@ _SHIFT = 1000.0
 # Three references run for each, at a third of a millisecond.
 _MOST_ELEMENTS = 32
 _SEEDS = 4
+# Above what float32 resolves beside a 16-bit output, and a share of it that is no element.
+_LARGE, _ROUNDED = 2.0**20, 2.0**-16
 _MOST_DRAWN = 4
 
 
@@ -54,6 +56,9 @@ def special(lab: Lab) -> Found | None:
         if made and not lost and _hidden(lab, drawn):
             evidence.append("the reference does not use those elements, whatever they hold")
             return Found("reads-padding", evidence)
+        if made and not lost and _taken_away(lab, drawn):
+            evidence.append(f"with {_LARGE:g} there others have its roundings: it is added and subtracted again")
+            return Found("low-precision-accumulation", evidence)
         if lost or made:
             evidence.append(f"{wrong.name}: {lost} non-finite element(s) lost, {made} made where none belongs")
     return Found("nan-mishandled", evidence)
@@ -80,6 +85,16 @@ def _hidden(lab: Lab, names: list[str]) -> bool:
     )
 
 
+def _taken_away(lab: Lab, names: list[str]) -> bool:
+    """Whether large finite numbers in place of NaN make wrong elements, which are off by a rounding of these."""
+    for case in lab.telling(lab.grown()):
+        wrong = lab.wrong_of(lab.attempt(case, edit=edits.finite(names, _LARGE)))
+        off = (wrong.got.double() - wrong.right.double()).abs() if wrong is not None else torch.tensor(torch.inf)
+        if float(off.max()) < _LARGE * _ROUNDED:
+            return True
+    return False
+
+
 def overflow(lab: Lab) -> Found | None:
     """Wrong for large values, right once they are scaled down; the scale separates an exponential from a product."""
     names, free = edits.scalable(lab.spec, lab.base), edits.free(lab.spec, lab.base)
@@ -87,7 +102,8 @@ def overflow(lab: Lab) -> Found | None:
     if not names or wrong is None:
         return None
     lost = lost_values(wrong)
-    if not lost and not _has_huge(lab) and wrong.got.is_floating_point():
+    huge = any(tensor.regime == "huge" for tensor in lab.base.tensors.values())
+    if not lost and not huge and wrong.got.is_floating_point():
         return None
     most = largest(lab, lab.base, names)
     if not 2 < most < math.inf:
@@ -106,7 +122,7 @@ def overflow(lab: Lab) -> Found | None:
         lab.ruled_out.append(f"overflow: {evidence[0]}, where no dtype ends")
         return None
     if lost and _EXP_RANGE[0] <= limit <= _EXP_RANGE[1]:
-        if not _non_finite(wrong):
+        if not bool((~torch.isfinite(wrong.got.double()) & torch.isfinite(wrong.right) & wrong.mask).any()):
             lab.ruled_out.append(f"overflow: {evidence[0]}, yet not to infinity")
             return None
         # If the overflow is in lanes that pad a tile, or in masked elements, the kernel does subtract a maximum.
@@ -201,10 +217,6 @@ def _same(before: Mapping[str, torch.Tensor] | None, after: Mapping[str, torch.T
     return all(torch.equal(t.nan_to_num(), after[name].nan_to_num()) for name, t in before.items())
 
 
-def _non_finite(wrong: Wrong) -> bool:
-    return bool((~torch.isfinite(wrong.got.double()) & torch.isfinite(wrong.right) & wrong.mask).any())
-
-
 def lost_values(wrong: Wrong) -> bool:
     """Whether wrong elements are non-finite where the right ones are not, or saturated at 0."""
     if not wrong.got.is_floating_point():
@@ -212,10 +224,6 @@ def lost_values(wrong: Wrong) -> bool:
     got = wrong.got.double()
     bad = (~torch.isfinite(got) & torch.isfinite(wrong.right)) | ((got == 0) & (wrong.right.abs() > 1e-30))
     return bool((bad & wrong.mask).any())
-
-
-def _has_huge(lab: Lab) -> bool:
-    return any(tensor.regime == "huge" for tensor in lab.base.tensors.values())
 
 
 def largest(lab: Lab, case: Case, names: list[str]) -> float:

@@ -64,6 +64,20 @@ class _Changed:
         return Edit(f"change {self.way} of {self.places}", apply)
 
 
+def scattered(lab: Lab) -> Found | None:
+    """Stores meet in one element, and another one of a result gets none: they go to the wrong places."""
+    if not lab.verdict.identity.startswith("repeat:racing-stores"):
+        return None
+    # A case may want other gradients than the one with the race.
+    probes = [lab.attempt(case).probe for case in lab.telling(lab.base, _AGREEING)]
+    masks = [one for found in probes if found is not None for one in probing.unwritten(found).items()]
+    if not masks:
+        return None
+    name, mask = masks[0]
+    fact = f"{int(mask.sum())} of {mask.numel()} element(s) of {name} get none of the stores that meet elsewhere"
+    return Found("wrong-index-map", [f"{fact}, the first at {mask.nonzero()[0].tolist()}"])
+
+
 def elsewhere(lab: Lab) -> Found | None:
     """Wrong elements depend on input elements that the right ones do not use, and not on some that they do.
 
@@ -246,8 +260,8 @@ def _among(lab: Lab, answer: Answer, run: Any, spans: Mapping[str, tuple[float, 
                 return _sentence(found.logical, wrong.name, wrong.got.shape, element, None, extra)
             continue
         for place in near:
-            after = list(_values(run, (place,), wrong.name, element, spans))
-            if len(after) == len(_CHANGES) and all(value == before for value in after):
+            after = _values(run, (place,), wrong.name, element, spans)
+            if len(list(itertools.takewhile(before.__eq__, after))) == len(_CHANGES):
                 extra = next(_reaching(run, ordered, wrong.name, element, spans, before), None)
                 if extra is not None:
                     return _sentence(found.logical, wrong.name, wrong.got.shape, element, place, extra)

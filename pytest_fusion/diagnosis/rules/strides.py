@@ -14,7 +14,6 @@ from pytest_fusion.case.make import shape_of, torch_dtype
 from pytest_fusion.checks import probe as probing
 from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.experiments import Answer, Lab
-from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
 # Rows at multiples of so many bytes suit every vector access of a GPU (at most 16 bytes) and any cache line.
 _ALIGNED_BYTES = 128
@@ -36,7 +35,9 @@ def layout(lab: Lab) -> Found | None:
     copies = [lab.attempt(case.with_(seed=seed), laid=plain.with_(seed=seed)) for seed in seeds]
     if any(answer.wrong for answer in copies):
         lab.ruled_out.append("layout: wrong on contiguous copies too")
-        _rebase(lab, plain)
+        # Not if the failure needs values that repeat along an axis.
+        if any(lab.attempt(plain.with_(seed=seed)).wrong for seed in lab.seeds(plain)):
+            lab.base = plain
         return None
     if not all(answer.right for answer in copies):
         return None
@@ -72,12 +73,6 @@ def layout(lab: Lab) -> Found | None:
     return _of_offset(lab, case, offsets, evidence)
 
 
-def _rebase(lab: Lab, plain: Case) -> None:
-    """Make the contiguous case the base, if the failure does not need values that repeat along an axis."""
-    if any(lab.attempt(plain.with_(seed=seed)).wrong for seed in lab.seeds(plain)):
-        lab.base = plain
-
-
 def _wrong_when_larger(lab: Lab, plain: Case) -> Case | None:
     """A larger contiguous case that fails without the layout, which only made the failure visible in a small one."""
     candidates = [lab.grown(plain), lab.grown(plain, (17, 19, 18, 21)), lab.grown(plain, (33, 9, 35))]
@@ -90,9 +85,7 @@ def _wrong_when_larger(lab: Lab, plain: Case) -> Case | None:
 
 
 def _shape(lab: Lab, case: Case, name: str) -> tuple[int, ...]:
-    inner = unwrap(lab.spec.inputs[name])
-    assert isinstance(inner, TensorSpec)
-    return shape_of(inner, case.sizes)
+    return shape_of(lab.spec.tensors[name], case.sizes)
 
 
 def _offset(lab: Lab, case: Case, names: Iterable[str]) -> list[str]:
@@ -118,12 +111,11 @@ def _without_offsets(lab: Lab, case: Case, names: Iterable[str]) -> Case:
 
 
 def _past_int32(lab: Lab, case: Case) -> bool:
-    for name in case.tensors:
-        plan = geometry(_shape(lab, case, name), case.tensors[name].layout)
-        if plan.storage > _INT32 or any(abs(stride) * (size - 1) >= _INT32 for size, stride in
-                                        zip(plan.shape, plan.strides, strict=True)):  # fmt: skip
-            return True
-    return False
+    plans = [geometry(_shape(lab, case, name), tensor.layout) for name, tensor in case.tensors.items()]
+    return any(
+        plan.storage > _INT32 or any(abs(s) * (n - 1) >= _INT32 for n, s in zip(plan.shape, plan.strides, strict=True))
+        for plan in plans
+    )
 
 
 def _of_offset(lab: Lab, case: Case, names: list[str], evidence: list[str]) -> Found:
@@ -145,7 +137,10 @@ def _of_offset(lab: Lab, case: Case, names: list[str], evidence: list[str]) -> F
 
 def _of_strides(lab: Lab, case: Case, names: list[str], evidence: list[str]) -> Found:
     pitched = [name for name in names if case.tensors[name].layout.kind in ("padded", "unflattenable")]
-    if pitched == names and _right_when_pitched(lab, case, names):
+    laid = _pitched(lab, case, names) if pitched == names else None
+    if laid is not None and all(
+        lab.attempt(case.with_(seed=s), laid=laid.with_(seed=s)).right for s in lab.seeds(case)
+    ):
         evidence.append(f"right with rows of {', '.join(names)} that begin at multiples of {_ALIGNED_BYTES} bytes")
         return Found("needs-alignment", evidence)
     if (fact := _right_at_whole_vectors(lab, case, names)) is not None:
@@ -153,13 +148,6 @@ def _of_strides(lab: Lab, case: Case, names: list[str], evidence: list[str]) -> 
     if (read := _reads(lab, case, from_start=False)) is not None:
         evidence.append(f"equals the reference on the storage of {read} read as contiguous")
     return Found("ignores-strides", evidence)
-
-
-def _right_when_pitched(lab: Lab, case: Case, names: Iterable[str]) -> bool:
-    pitched = _pitched(lab, case, names)
-    return pitched is not None and all(
-        lab.attempt(case.with_(seed=s), laid=pitched.with_(seed=s)).right for s in lab.seeds(case)
-    )
 
 
 def _pitched(lab: Lab, case: Case, names: Iterable[str]) -> Case | None:
@@ -184,11 +172,8 @@ def _right_at_whole_vectors(lab: Lab, case: Case, names: list[str]) -> str | Non
     dims = dict.fromkeys(
         dim
         for name in names
-        if (ndim := len(_shape(lab, case, name)))
         for dim in lab.plain_sizes()
-        if (inner := unwrap(lab.spec.inputs[name]))
-        and isinstance(inner, TensorSpec)
-        and inner.shape.axis_of(dim, case.sizes) == ndim - 1
+        if lab.axes_of(dim, case).get(name) == len(_shape(lab, case, name)) - 1
     )
     larger = lab.grown(case)
     for dim in dims:
@@ -206,14 +191,9 @@ def _right_at_whole_vectors(lab: Lab, case: Case, names: list[str]) -> str | Non
 
 def _reads(lab: Lab, case: Case, *, from_start: bool) -> str | None:
     """The input whose storage, read in another way, gives the kernel's result in the reference."""
-    for name, tensor in case.tensors.items():
-        if tensor.layout.plain or name in case.absent:
-            continue
-        for seed in lab.seeds(case)[:1]:
-            answer = lab.attempt(case.with_(seed=seed))
-            if _equals_when_read(lab, answer, name, from_start=from_start):
-                return name
-    return None
+    bent = [name for name, tensor in case.tensors.items() if not tensor.layout.plain and name not in case.absent]
+    answer = lab.attempt(case)
+    return next((name for name in bent if _equals_when_read(lab, answer, name, from_start=from_start)), None)
 
 
 def _equals_when_read(lab: Lab, answer: Answer, name: str, *, from_start: bool) -> bool:

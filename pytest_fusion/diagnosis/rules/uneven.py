@@ -14,8 +14,8 @@ from pytest_fusion.diagnosis.experiments import Lab
 from pytest_fusion.spec.dims import parse_expression
 from pytest_fusion.spec.values import KINDS, ValueProfile
 
-# So that each of several sequences has more than one element.
-_SIZES = (12, 13, 5, 4)
+# So that each of several sequences has several elements, and one of them may have far more than the average.
+_SIZES = (40, 13, 5, 4)
 
 
 def capacity(lab: Lab) -> Found | None:
@@ -37,8 +37,11 @@ def kind(lab: Lab) -> Found | None:
     """Wrong for some kinds of integers and right for even ones, in a larger case too."""
     for name, profile in structured(lab):
         larger = lab.grown(None, _SIZES)
-        even = lab.always_right(larger.with_tensor(name, regime=profile.names[0]))
-        for case in (lab.base, larger) if even else ():
+        # In the larger case no even sequence may be as long as the one that fails in the smallest.
+        even = [
+            case.with_tensor(name, regime=profile.names[0]) for case in (larger, roomy(lab, lab.base, name, profile))
+        ]
+        for case in (lab.base, larger) if all(map(lab.always_right, even)) else ():
             if text := by_kind(lab, case, name, profile, even=True):
                 return Found("uneven-data", [text])
         lab.ruled_out.append(f"uneven data: no kind of {name} is wrong where even ones are right")

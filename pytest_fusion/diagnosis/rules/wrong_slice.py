@@ -15,7 +15,6 @@ from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Lab, Wrong
 from pytest_fusion.diagnosis.rules.indices import failing
-from pytest_fusion.spec.inputs import TensorSpec, unwrap
 
 _MOST_REPEATED, _MOST_NUMBERS = 8, 5
 # A smaller share of the largest element is no change.
@@ -131,14 +130,7 @@ def _axes(lab: Lab, case: Case, logical: Mapping[str, Any]) -> Iterator[tuple[st
     for dim, size in case.sizes.items():
         if not isinstance(size, int) or size < 2:
             continue
-        places = [
-            (name, axis)
-            for name in case.tensors
-            if isinstance(inner := unwrap(lab.spec.inputs[name]), TensorSpec)
-            and isinstance(logical.get(name), torch.Tensor)
-            and (axis := inner.shape.axis_of(dim, case.sizes)) is not None
-        ]
-        if places:
+        if places := list(lab.axes_of(dim, case).items()):
             yield dim, places
     for name, value in logical.items():
         if name not in case.tensors and isinstance(value, torch.Tensor):

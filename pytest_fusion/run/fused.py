@@ -25,6 +25,7 @@ from pytest_fusion.interpreter.memory.memory_findings import Findings, Site, int
 from pytest_fusion.interpreter.memory.regions import Facts, Owned, described_by, holds_still, mark, memory_at
 from pytest_fusion.interpreter.memory.undefined_lanes import judged_lanes
 from pytest_fusion.run import pristine
+from pytest_fusion.run.autotuned import causes
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.memory.arena import Arena
 from pytest_fusion.run.memory.damage import Damage
@@ -77,9 +78,7 @@ def _origin(error: BaseException) -> str:
 
 def _short_trace(error: BaseException) -> str:
     """Frames of the kernel's own code (else all) and of explicit causes, with the message, cut in the middle."""
-    chain = [error]
-    while chain[-1].__cause__ is not None:
-        chain.append(chain[-1].__cause__)
+    chain = list(causes(error))
     frames = [
         frame
         for one in chain

@@ -150,12 +150,11 @@ def cuda_is_poisoned() -> bool:
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False
-    failed = False
     for _ in range(2):
-        failed = False
         try:
             torch.cuda.synchronize()
             torch.ones(1, device="cuda").item()
+            failed = False
         except RuntimeError as error:
             failed = not out_of_memory(error)
     return failed

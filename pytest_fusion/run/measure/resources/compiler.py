@@ -74,7 +74,7 @@ def tried(live: Live, target: Target, attempt: Callable[[Live], T]) -> T | Resou
     except MemoryError:
         return failed("unknown", "the compiler ran out of memory")
     except Exception as error:  # noqa: BLE001 - whatever the compiler raises is its verdict on the kernel
-        if type(error).__name__ == "CompileTimeAssertionFailure" or _caused_by(error, "CompileTimeAssertionFailure"):
+        if _caused_by(error, "CompileTimeAssertionFailure"):
             reason = f"a static_assert of the kernel refuses {target.name}: {_message(error)}"
             return failed("unknown", reason, note=_DELIBERATE)
         if _LACKS.search(_message(error)):

@@ -45,11 +45,6 @@ class Target:
     multiprocessors: int
 
     @property
-    def capability(self) -> int:
-        """``90`` for compute capability 9.0, as in Triton."""
-        return self.major * 10 + self.minor
-
-    @property
     def shared_per_block(self) -> int:
         return self.shared - self.shared_reserved
 

@@ -124,7 +124,7 @@ class Canary:
         self._judge = judge or FirstFaults(policy.trip_after, policy.trip_window, self._ledger.unverified)
         kernels = incumbent, candidate
         self._measures = Measures(
-            kernels, policy, spec, self._names, self._watchdog.run, self._comparisons, self._ledger, self._forms
+            kernels, policy, spec, self._names, self._watchdog, self._comparisons, self._ledger, self._forms
         )
         self._lock = threading.RLock()
         self._tickets = Ticker()

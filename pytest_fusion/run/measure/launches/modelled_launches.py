@@ -39,11 +39,10 @@ _TOO_LATE = "code was compiled during the call that was counted, and its kernels
 
 @dataclass(slots=True)
 class Compiled:
-    """The kernels by name, and why they prove little; ``late``: later compilations are not counted."""
+    """The kernels by name, and why they prove little."""
 
     kernels: Counter[str] = field(default_factory=Counter)
     doubts: list[str] = field(default_factory=list)
-    late: bool = False
 
 
 @contextlib.contextmanager
@@ -53,21 +52,22 @@ def counted() -> Iterator[Compiled]:
     Touches the modules in ``torch._inductor.codecache.PyCodeCache.modules`` (torch 2.11 and 2.13): each of their
     functions ``cpp_fused_...`` is one kernel.
     """
-    found = Compiled()
-    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
-    before = len(getattr(cache, "modules", ()))
+    found, before = Compiled(), _compiled_modules()
     with contextlib.ExitStack() as stack:
-        for module in list(getattr(cache, "modules", ())):
+        for module in before:
             for name, kernel in list(vars(module).items()):
                 if name.startswith("cpp_") and callable(kernel):
                     stack.enter_context(holding(module, **{name: _noting(found.kernels, name, kernel)}))
         yield found
     if found.kernels:
         found.doubts.append(_NOT_A_GPU)
-    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
-    if len(getattr(cache, "modules", ())) > before:
-        found.late = True
+    if len(_compiled_modules()) > len(before):
         found.doubts.append(_TOO_LATE)
+
+
+def _compiled_modules() -> list[Any]:
+    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    return list(getattr(cache, "modules", ()))
 
 
 def _noting(kernels: Counter[str], name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,7 +155,7 @@ def _once(call: Callable[[], Any], arguments: Any) -> tuple[Modelled, bool]:
     memcpy = sum(one.kind == "memcpy" for one in work)
     counts = Counts(len(kernels), memcpy, 0, named(kernels), "modelled", doubts=tuple(doubts))
     bounds = not (compiled.doubts or log.other)
-    return Modelled(counts, work, bounds), compiled.late
+    return Modelled(counts, work, bounds), _TOO_LATE in compiled.doubts
 
 
 @contextlib.contextmanager

@@ -32,11 +32,10 @@ class Timed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Seconds of each pair of each block; ``settled``: the wanted precision was reached within the budget."""
+    """Seconds of each pair of each block; ``warm``: both had a stable clock before the first."""
 
     candidate: tuple[tuple[float, ...], ...]
     control: tuple[tuple[float, ...], ...]
-    settled: bool
     warm: bool
 
 
@@ -79,17 +78,17 @@ def paired(
     theirs: list[tuple[float, ...]] = []
     begun = perf_counter()
     next_look = FEWEST_BLOCKS
-    while True:
+    while len(ours) < MOST_BLOCKS:
         pairs = [_pair(candidate, control, draw.random() < 0.5) for _ in range(PAIRS)]
         ours.append(tuple(a for a, _ in pairs))
         theirs.append(tuple(b for _, b in pairs))
         if len(ours) == next_look:
             next_look *= 2
             if enough(ours, theirs):
-                return Blocks(tuple(ours), tuple(theirs), True, warm)
-        over = perf_counter() - begun >= budget_s and len(ours) >= FEWEST_BLOCKS
-        if over or len(ours) >= MOST_BLOCKS:
-            return Blocks(tuple(ours), tuple(theirs), False, warm)
+                break
+        if len(ours) >= FEWEST_BLOCKS and perf_counter() - begun >= budget_s:
+            break
+    return Blocks(tuple(ours), tuple(theirs), warm)
 
 
 def _pair(candidate: Timed, control: Timed, first: bool) -> tuple[float, float]:

@@ -132,11 +132,8 @@ def _launches(seen: list[Launch], limit: int) -> Iterator[None]:
 def run_fused(
     fused: Callable[..., Any], placed: Placed, extra: Mapping[str, Any], *, programs: int, fill: str | None = None
 ) -> Outcome:
-    """The outcome of one call of the kernel, exceptions included; Ctrl-C and the like pass through.
-
-    ``fill`` is for fresh allocations, by default as the guards. Raises ``NeedsCudaError`` if only a GPU can run the
-    call.
-    """
+    """The outcome of one call of the kernel, exceptions included; Ctrl-C and the like pass through. ``fill`` is for
+    fresh allocations, by default as the guards. Raises ``NeedsCudaError`` if only a GPU can run the call."""
     outcome = _called(fused, placed, extra, programs, fill)
     if outcome.error is not None and interpreter.installed() and missed(outcome.error):
         again = stand_in(outcome.error) and not placed.arena.changed()
@@ -193,10 +190,8 @@ def compile_only(fused: Callable[..., Any], placed: Placed, extra: Mapping[str, 
 
 
 class Described:
-    """A provider for ``regions.described_by``.
-
-    A kernel may write only own elements of an input (``arena``), but also the padding of what it allocates (``watch``).
-    """
+    """A provider for ``regions.described_by``: of an input (``arena``) a kernel may write only own elements, of what it
+    allocates (``watch``) also the padding."""
 
     def __init__(self, arena: Arena, watch: Watch) -> None:
         self._arena, self._watch = arena, watch

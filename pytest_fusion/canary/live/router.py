@@ -247,10 +247,8 @@ class Canary:
 
     @contextmanager
     def only(self, arm: str) -> Iterator[None]:
-        """Sends the calls inside to one kernel, without comparing: to capture one CUDA graph for each.
-
-        Off and tripped still mean the incumbent. Raises ``CanaryError`` for any other name.
-        """
+        """Sends the calls inside to one kernel, without comparing: to capture one CUDA graph for each. Off and tripped
+        still mean the incumbent. Raises ``CanaryError`` for any other name."""
         if arm not in ARMS:
             raise CanaryError(f"only({arm!r}): expected 'incumbent' or 'candidate'")
         token = _ONLY.set(arm)

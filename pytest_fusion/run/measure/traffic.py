@@ -21,11 +21,8 @@ from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
 
 @dataclass(slots=True)
 class Traffic:
-    """``bytes`` over the operations of a call, ``operations`` that moved them, ``flops`` of its matrix products.
-
-    ``flops``: two per multiply-add, as in ``torch.utils.flop_counter``; element-wise arithmetic does not count.
-    ``largest`` is the most elements that one operation makes.
-    """
+    """``bytes`` over the operations of a call, ``operations`` that moved them, ``flops`` of its matrix products (two
+    per multiply-add, as in ``torch.utils.flop_counter``), ``largest``: the most elements that one operation makes."""
 
     bytes: int = 0
     operations: int = 0

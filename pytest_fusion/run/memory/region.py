@@ -19,11 +19,9 @@ _CHUNK_WORDS = 64 * 1024 * 1024
 
 
 class Region:
-    """Memory for one tensor: guard, storage, guard, all of it holding one fill.
-
-    The region owns the memory but not the tensor, whose end ``Watch`` observes. Raises ``ValueError`` for a layout that
-    leaves its storage or a dtype without a fill pattern, ``MemoryError`` without room.
-    """
+    """Memory for one tensor: guard, storage, guard, all of it holding one fill; not the tensor itself, whose end
+    ``Watch`` observes. Raises ``ValueError`` for a layout that leaves its storage or a dtype without a fill pattern,
+    ``MemoryError`` without room."""
 
     def __init__(
         self,
@@ -63,9 +61,7 @@ class Region:
         self, shape: Sequence[int] | None = None, strides: Sequence[int] | None = None, offset: int | None = None
     ) -> Tensor:
         """The tensor itself, or another one in its storage of exactly ``storage_elements``, which excludes the guards.
-
-        It is not a view, like a user's own tensor: autograd treats in-place writes to views differently.
-        """
+        Like a user's own it is no view: autograd treats in-place writes to views differently."""
         shape, strides = self.shape if shape is None else shape, self.strides if strides is None else strides
         offset = self.offset if offset is None else offset
         made = torch.empty(0, dtype=self.dtype, device=self._words.device)
@@ -250,10 +246,8 @@ def distinct(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _in_layout_of(tensor: Tensor, base: Tensor, start: int, *more: tuple[int, int]) -> Tensor:
-    """``base`` in the layout of ``tensor``, whose storage begins at its element ``start``.
-
-    ``more`` adds dims (size, stride) within one element of ``tensor``, their product being its size in ``base``.
-    """
+    """``base`` in the layout of ``tensor``, whose storage begins at its element ``start``; ``more`` adds dims (size,
+    stride) within one element of ``tensor``, their product being its size in ``base``."""
     unit = math.prod(size for size, _ in more)
     shape = [*tensor.shape, *(size for size, _ in more)]
     strides = [*(s * unit for s in tensor.stride()), *(stride for _, stride in more)]

@@ -143,10 +143,8 @@ def unwrap(outcome: T | Crash | ChildError) -> T | Crash:
 
 def cuda_is_poisoned() -> bool:
     """Whether this process's CUDA context is lost, so that no later result is valid; ``False`` before CUDA starts.
-
     After an illegal access or a device assert every later call fails. Errors of one launch (too much shared memory, an
-    invalid configuration) surface once, so the second of two probes counts. Out of memory does not lose the context.
-    """
+    invalid configuration) surface once, so the second of two probes counts. Out of memory is no loss."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False

@@ -32,10 +32,8 @@ def _stream(device: torch.device, use: str) -> torch.cuda.Stream:  # noqa: ARG00
 
 @contextmanager
 def competing(device: torch.device) -> Iterator[None]:
-    """Queue matrix products on another stream of ``device`` before the body runs; does nothing on a CPU.
-
-    They use multiprocessors, cache and bandwidth, so a kernel's programs run in other groups and at other speeds.
-    """
+    """Queue matrix products on another stream of ``device`` before the body runs; does nothing on a CPU. They use
+    multiprocessors, cache and bandwidth: a kernel's programs run in other groups and at other speeds."""
     if device.type != "cuda":
         yield
         return

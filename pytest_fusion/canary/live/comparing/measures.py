@@ -51,10 +51,8 @@ class DrawsError(ValueError):
 
 
 class Referee:
-    """Measures the accuracy of one call at a time. ``offer`` waits for no device; ``look`` is for another thread.
-
-    The reference runs on the host, also for tensors of a GPU, in a share of one thread's time.
-    """
+    """Measures the accuracy of one call at a time. ``offer`` waits for no device; ``look`` is for another thread. The
+    reference runs on the host, also for tensors of a GPU, in a share of one thread's time."""
 
     def __init__(self, spec: FusionSpec, names: Names) -> None:
         self._spec = spec

@@ -65,9 +65,7 @@ class Process:
         self, op: str, *, seconds: float | None, pulse: Callable[[], None] = lambda: None, **what: Any
     ) -> dict[str, Any]:
         """Send a request and return the answer. Raises ``WorkerLost``; ``NoOpponentError``, ``CanaryError`` if refused.
-
-        ``seconds`` limits each call that the kernel makes for it; ``pulse`` is called after each.
-        """
+        ``seconds`` limits each call that the kernel makes for it; ``pulse`` is called after each."""
         if self._worker is None:
             raise WorkerLost("its pipe is closed")
         answer = self._worker.request(op, seconds=seconds, pulse=lambda _: pulse(), **what)

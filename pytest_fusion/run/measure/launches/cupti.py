@@ -36,10 +36,8 @@ _US: Final = 1e-6
 def profiled(
     call: Callable[[], Any], device: torch.device, *, prepare: Callable[[], None] | None = None
 ) -> Counts | Uncounted:
-    """The launches of one call on a CUDA device, on any stream. Raises what the call raises.
-
-    ``prepare`` runs uncounted before each call. A first session takes seconds (CUPTI starts), later ones milliseconds.
-    """
+    """The launches of one call on a CUDA device, on any stream. Raises what the call raises. ``prepare`` runs uncounted
+    before each call. A first session takes seconds (CUPTI starts), later ones milliseconds."""
     prepare = prepare or (lambda: None)
     with torch.cuda.device(device):
         prepare()

@@ -47,11 +47,9 @@ class Compiled:
 
 @contextlib.contextmanager
 def counted() -> Iterator[Compiled]:
-    """Count the calls of kernels compiled before the body; does nothing before Inductor is imported.
-
-    Touches the modules in ``torch._inductor.codecache.PyCodeCache.modules`` (torch 2.11 and 2.13): each of their
-    functions ``cpp_fused_...`` is one kernel.
-    """
+    """Count the calls of kernels compiled before the body; does nothing before Inductor is imported. Touches the
+    modules in ``torch._inductor.codecache.PyCodeCache`` (torch 2.11 and 2.13), whose functions ``cpp_fused_...`` are
+    one kernel each."""
     found, before = Compiled(), _compiled_modules()
     with contextlib.ExitStack() as stack:
         for module in before:
@@ -119,12 +117,9 @@ class _Log:
 
 
 def modelled(call: Callable[[], Any], arguments: Any, *, prepare: Callable[[], None] | None = None) -> Modelled:
-    """Count one call on tensors of the CPU or of a GPU. Raises what the call raises.
-
-    ``arguments``: its tensors, nested in any way, all on the device. ``prepare`` restores what a call writes. Call it
-    once before: tuning inside the counted call counts too. A call that compiles counts again. A backward uses CPU
-    formulas.
-    """
+    """Count one call on tensors of the CPU or of a GPU. Raises what the call raises. ``arguments``: its tensors, nested
+    in any way, all on the device. ``prepare`` restores what it writes. Call it once before: tuning inside the counted
+    call counts too. A call that compiles counts again. A backward uses CPU formulas."""
     found, late = _once(call, arguments)
     if late:
         if prepare is not None:

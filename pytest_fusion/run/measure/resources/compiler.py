@@ -88,9 +88,7 @@ def tried(live: Live, target: Target, attempt: Callable[[Live], T]) -> T | Resou
 
 def run_compiler(live: Live, *, front_end: bool = False) -> tuple[Any, float | None]:
     """The compiled kernel for the modelled device, and the seconds that took; ``None`` if it was in the cache.
-
-    ``front_end`` stops at Triton's own IR, without a kernel. Raises what Triton raises.
-    """
+    ``front_end`` stops at Triton's own IR, without a kernel. Raises what Triton raises."""
     kernel = live.kernel
     memory, keys, target, backend, _ = kernel.create_binder()
     answer = live.bound, live.specialised

@@ -22,11 +22,9 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One parameter of a kernel as Triton's specialiser sees it.
-
-    ``type`` is Triton's (``"*fp16"``, ``"i32"``, ``"constexpr"``), ``hint`` a further guarantee (``"D"``: divisible by
-    16), ``value`` that of a constant. Tuples have lists of each.
-    """
+    """One parameter of a kernel as Triton's specialiser sees it: Triton's ``type`` (``"*fp16"``, ``"i32"``,
+    ``"constexpr"``), a further guarantee as ``hint`` (``"D"``: divisible by 16), a constant's ``value``. Tuples have
+    lists of each."""
 
     name: str
     type: Json
@@ -87,10 +85,8 @@ _NOTHING = ("argument", None, None, None)
 
 
 def recompilations(launches: Iterable[Specialisation]) -> list[tuple[str, int]]:
-    """``(reason, count)`` of every compilation but each kernel's first, most frequent reason first.
-
-    ``launches`` are a sweep's, in order. A reason has all differences from the most similar earlier compilation.
-    """
+    """``(reason, count)`` of every compilation but each kernel's first over a sweep's ``launches``, most frequent
+    first. A reason has all differences from the most similar earlier compilation."""
     known: dict[tuple[str, str, int], list[Specialisation]] = {}
     seen: set[str] = set()
     reasons: Counter[str] = Counter()

@@ -29,10 +29,8 @@ _DECLARES_RESERVED = 9
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A compute capability and its limits, in bytes; ``multiprocessors`` are those of ``device``.
-
-    ``shared`` is a multiprocessor's, ``shared_per_block`` a block's most, ``shared_reserved`` the system's part of it.
-    """
+    """A compute capability and its limits, in bytes; ``multiprocessors`` are those of ``device``. ``shared`` is a
+    multiprocessor's, ``shared_reserved`` the system's part of it."""
 
     name: str
     major: int

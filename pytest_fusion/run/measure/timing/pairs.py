@@ -68,10 +68,8 @@ def paired(
     budget_s: float,
     seed: int = 0,
 ) -> Blocks:
-    """Blocks of ``PAIRS`` pairs until there are ``enough`` or ``MOST_BLOCKS``, or the budget is spent.
-
-    Calls ``enough`` after 10, 20, 40 blocks: more looks find more differences by chance.
-    """
+    """Blocks of ``PAIRS`` pairs until there are ``enough`` or ``MOST_BLOCKS``, or the budget is spent. Calls ``enough``
+    after 10, 20, 40 blocks: more looks find more differences by chance."""
     draw = random.Random(seed)
     warm = warmed((candidate, control))
     ours: list[tuple[float, ...]] = []

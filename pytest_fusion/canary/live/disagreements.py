@@ -57,7 +57,6 @@ class Disagreements:
         keep_bytes: float = 0.0,
         log: Callable[..., None] = lambda kind, **facts: None,
     ) -> None:
-        self._name = name
         self._binding = Binding(function)
         self._folder = None if folder is None else folder / FOLDER
         self._spec = spec

@@ -65,9 +65,8 @@ class Found:
 
 
 class TwoKernels:
-    """Judges the cases of one spec, and ``extra`` cases, for two kernels; it continues after failures.
-
-    ``dead`` are the known cases in which a process ended, by their keys."""
+    """Judges the cases of one spec, and ``extra`` cases, for two kernels; it continues after failures. In the known
+    cases in ``dead``, by their keys, a process ended."""
 
     def __init__(
         self,

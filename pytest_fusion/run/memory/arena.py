@@ -69,8 +69,7 @@ class Arena:
         """Tensors whose own elements differ in any bit from the snapshot; one synchronisation when none does."""
         saved = [(region, flag) for region in self._regions if (flag := region.altered()) is not None]
         suspects = which([flag for _, flag in saved])
-        found = [region.change() for (region, _), altered in zip(saved, suspects, strict=True) if altered]
-        return [change for change in found if change is not None]
+        return [region.change() for (region, _), altered in zip(saved, suspects, strict=True) if altered]
 
     def altered(self) -> dict[str, Tensor]:
         """Whether each tensor, by name, is changed now, as a 0-dim bool on its device, without a synchronisation."""

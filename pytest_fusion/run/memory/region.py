@@ -174,16 +174,11 @@ class Region:
         """0-dim bool on the device: whether an own element differs from what ``save`` stored; ``None`` without it."""
         return None if self._saved is None else self.own.ne(self._saved).any()
 
-    def change(self) -> Change | None:
-        """How many own elements changed since ``save``, and the first one's index; synchronises."""
-        if self._saved is None:
-            return None
+    def change(self) -> Change:
+        """How many own elements changed since ``save``, if ``altered`` is true, and the first's index; synchronises."""
+        assert self._saved is not None
         differs = self.own.ne(self._saved)
-        if self._per > 1:
-            differs = differs.any(-1)
-        where = differs.nonzero()
-        if not len(where):
-            return None
+        where = (differs.any(-1) if self._per > 1 else differs).nonzero()
         return Change(self.name, len(where), tuple(int(i) for i in where[0].tolist()))
 
     def untouched(self, tensor: Tensor) -> Tensor:

@@ -53,13 +53,10 @@ _INTERRUPTS: Final = (signal.SIGINT, signal.SIGALRM) if hasattr(signal, "SIGALRM
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """The child ended without an answer.
-
-    ``kind`` is ``"signal"`` (``detail``: its name, ``"SIGSEGV"``), ``"exit"`` (``detail``: its code) or ``"timeout"``
-    (``detail``: the limit). ``last_note``: the child's last, ``None`` without one. ``stderr_tail``: the beginning of
-    Python's stack, most recent call first, if faulthandler wrote it, else the end of stderr. ``code``: the exit status,
-    negative for a signal.
-    """
+    """The child ended without an answer: ``"signal"`` (``detail``: its name, ``"SIGSEGV"``), ``"exit"`` (``detail``:
+    its code) or ``"timeout"`` (``detail``: the limit). ``last_note``: the child's last. ``stderr_tail``: the beginning
+    of Python's stack, most recent call first, if faulthandler wrote it, else the end of stderr. ``code``: the exit
+    status, negative for a signal."""
 
     kind: Literal["signal", "exit", "timeout"]
     detail: str

@@ -31,11 +31,6 @@ class Argument:
     hint: Json = None
     value: Json = None
 
-    def __str__(self) -> str:
-        if self.type == "constexpr":
-            return f"{self.name}={shown(self.value)}"
-        return f"{self.name}: {shown(self.type)}" + (" (divisible by 16)" if self.hint == "D" else "")
-
 
 @dataclass(frozen=True, slots=True)
 class Specialisation:

@@ -125,12 +125,10 @@ Status = Literal["compiled", "refused", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """One kernel, as one target's compiler sees it.
-
-    ``status`` is ``"compiled"``, ``"refused"`` (it cannot run there, for ``reason``, at ``line`` of ``file`` if known)
-    or ``"unknown"`` (for ``reason``). Registers and ``local_bytes`` (spills and indexed arrays) are per thread, shared
-    memory, in bytes, per block. ``seconds`` is the compile time, ``None`` for a result from Triton's cache.
-    """
+    """One kernel, as one target's compiler sees it. ``status`` is ``"compiled"``, ``"refused"`` (it cannot run there,
+    for ``reason``, at ``line`` of ``file`` if known) or ``"unknown"`` (for ``reason``). Registers and ``local_bytes``
+    (spills and indexed arrays) are per thread, bytes of shared memory per block. ``seconds`` is the compile time,
+    ``None`` for a result from Triton's cache."""
 
     kernel: str
     target: str

@@ -39,8 +39,8 @@ class Blocks:
     warm: bool
 
 
-def warmed(things: Sequence[Timed], *, most_s: float = _WARM_MOST_S) -> bool:
-    """Run all in turn until each one's last two medians agree; false if that takes over ``most_s``."""
+def warmed(things: Sequence[Timed]) -> bool:
+    """Run all in turn until each one's last two medians agree; false if that takes over a second."""
     begun = perf_counter()
     seen: list[list[float]] = [[] for _ in things]
     while True:
@@ -49,7 +49,7 @@ def warmed(things: Sequence[Timed], *, most_s: float = _WARM_MOST_S) -> bool:
         spent = perf_counter() - begun
         if spent >= _WARM_S and all(map(_steady, seen)):
             return True
-        if spent >= most_s:
+        if spent >= _WARM_MOST_S:
             return False
 
 

@@ -55,11 +55,9 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """One launch of a kernel as the hardware counts it; ``None`` is what this GPU does not count.
-
-    Bytes between the last cache and memory; seconds; ``occupancy``: the share of a multiprocessor's possible warps,
-    averaged over its active cycles; ``tensor_share``: the share of these cycles in which its tensor pipe works.
-    """
+    """One launch of a kernel as the hardware counts it; ``None`` is what this GPU does not count. Bytes between the
+    last cache and memory; seconds; ``occupancy``: the share of a multiprocessor's possible warps, averaged over its
+    active cycles; ``tensor_share``: the share of these cycles in which its tensor pipe works."""
 
     kernel: str
     dram_read_bytes: int | None = None

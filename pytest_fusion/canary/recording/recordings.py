@@ -118,7 +118,7 @@ def read(paths: Paths, name: str | None = None, *, default: str = "", now: float
     if not names or (name is not None and name not in names):
         listed = f"{name!r} was not recorded{did_you_mean(name, names)}" if name and names else "nothing was recorded"
         raise CanaryError(
-            f"{listed} in {', '.join(map(os.fspath, given))}; record with canary.record(name, function, folder)"
+            f"{listed} in {', '.join(map(str, given))}; record with canary.record(name, function, folder)"
         )
     return _merged(name or names[0], [file for file in files if file.name == (name or names[0])])
 

@@ -38,11 +38,9 @@ Run = Callable[..., Any]
 
 @dataclass(slots=True)
 class Tuned:
-    """An autotuned kernel with at least two configs, as launched in one case; configs are numbers.
-
-    ``survivors`` passed its pruning in any launch, ``launched`` ran, ``unable`` could not run (with the reason), and a
-    ``static_assert`` of the kernel rejects ``refused``. ``keys`` has the survivors of each key.
-    """
+    """An autotuned kernel with at least two configs, as launched in one case; configs are numbers. ``survivors`` passed
+    its pruning, ``launched`` ran, ``unable`` could not, with the reason, and a ``static_assert`` rejects ``refused``.
+    ``keys`` has the survivors of each key."""
 
     tuner: Any
     survivors: set[int] = field(default_factory=set)
@@ -141,11 +139,9 @@ _ACTIVE: list[_Launching] = []
 
 @contextmanager
 def launched(configs: Mapping[str, Config], seen: dict[int, Tuned]) -> Iterator[None]:
-    """Launch every autotuned kernel with its config and record it; does nothing before Triton is imported.
-
-    As in Triton's tuner, the next config replaces one that the device has no room for, the interpreter does not model
-    or a ``static_assert`` of the kernel rejects. Only a launch that tunes does ``reset_to_zero`` and ``restore_value``.
-    """
+    """Launch every autotuned kernel with its config and record it; does nothing before Triton is imported. As in
+    Triton's tuner, the next config replaces one that cannot run (`unable`, `refused`). Only a launch that tunes does
+    ``reset_to_zero`` and ``restore_value``."""
     with contextlib.ExitStack() as stack, listed(_ACTIVE, _Launching(configs, seen, stack)):
         if len(_ACTIVE) == 1:
             stack.enter_context(replaced(*_TUNER, "run", _run))

@@ -24,11 +24,9 @@ class CaptureFailed(Exception):
 def captured(
     call: Callable[[int], T], device: torch.device, *, prepare: Callable[[], None] | None = None, keep: bool = False
 ) -> tuple[Any, T]:
-    """The ``torch.cuda.CUDAGraph`` and the result of ``call(WARM_UPS)``, after ``call(0)`` to ``call(2)``.
-
-    ``prepare`` runs before each call, uncaptured. ``keep`` makes the graph's nodes readable. The graph lacks work on
-    streams that do not wait for the current one. Raises :class:`CaptureFailed`, and what a warm-up call raises.
-    """
+    """The ``torch.cuda.CUDAGraph`` and the result of ``call(WARM_UPS)``, after ``call(0)`` to ``call(2)``. ``prepare``
+    runs before each, uncaptured. ``keep`` makes the graph's nodes readable; work on streams that do not wait for the
+    current one is not among them. Raises `CaptureFailed`, and what a warm-up call raises."""
     prepare = prepare or (lambda: None)
     pristine.synchronize(device)
     with torch.cuda.device(device), warnings.catch_warnings():

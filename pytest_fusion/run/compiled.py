@@ -33,10 +33,8 @@ def _launch_of(kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, 
 
 def observe_compiled(callback: Callable[[Launch], None], *, launch: bool = True) -> AbstractContextManager[None]:
     """Call ``callback`` with each compiled launch before it happens; does nothing before Triton is imported.
-
-    ``launch=False`` compiles each kernel into Triton's disk cache without running it. Touches
-    ``triton.runtime.jit.JITFunction.run`` (same signature in 3.6.0, 3.7.1 and 3.9.0).
-    """
+    ``launch=False`` only compiles each kernel into Triton's disk cache. Touches ``triton.runtime.jit.JITFunction.run``
+    (same signature in 3.6.0, 3.7.1 and 3.9.0)."""
 
     def run(upstream: Callable[..., Any], kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         warmup = kwargs["warmup"]
@@ -77,10 +75,8 @@ def products_in(ptx: str, kernel: str) -> list[Site]:
 
 
 def on_first_compilation(callback: Callable[[], None]) -> AbstractContextManager[None]:
-    """Call ``callback`` once, after the first kernel that Triton's disk cache does not have.
-
-    Touches ``triton.knobs.compilation.listener``; does nothing before Triton is imported.
-    """
+    """Call ``callback`` once, after the first kernel that Triton's disk cache does not have; nothing before Triton's
+    import. Touches ``triton.knobs.compilation.listener``."""
     compilation = getattr(getattr(sys.modules.get("triton"), "knobs", None), "compilation", None)
     if compilation is None:
         return nullcontext()
@@ -98,10 +94,8 @@ def on_first_compilation(callback: Callable[[], None]) -> AbstractContextManager
 
 
 def around_compilations(begins: Callable[[str], None], ends: Callable[[], None]) -> AbstractContextManager[None]:
-    """Call ``begins`` with a kernel's name before its compilation or its fetch from the cache, ``ends`` afterwards.
-
-    Touches ``triton.runtime.jit.JITFunction._do_compile`` (3.6.0, 3.7.1 and 3.9.0; elsewhere nothing is called).
-    """
+    """Call ``begins`` with a kernel's name before it is compiled or fetched from the cache, ``ends`` afterwards.
+    Touches ``triton.runtime.jit.JITFunction._do_compile`` (3.6.0, 3.7.1 and 3.9.0; elsewhere nothing is called)."""
 
     def compiling(upstream: Callable[..., Any], kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         begins(str(getattr(kernel.fn, "__name__", "a kernel")))

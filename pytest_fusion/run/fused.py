@@ -25,6 +25,7 @@ from pytest_fusion.interpreter.memory.memory_findings import Findings, Site, int
 from pytest_fusion.interpreter.memory.regions import Facts, Owned, described_by, holds_still, mark, memory_at
 from pytest_fusion.interpreter.memory.undefined_lanes import judged_lanes
 from pytest_fusion.run import pristine
+from pytest_fusion.run.autotuned import causes
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.memory.arena import Arena
 from pytest_fusion.run.memory.damage import Damage
@@ -77,9 +78,7 @@ def _origin(error: BaseException) -> str:
 
 def _short_trace(error: BaseException) -> str:
     """Frames of the kernel's own code (else all) and of explicit causes, with the message, cut in the middle."""
-    chain = [error]
-    while chain[-1].__cause__ is not None:
-        chain.append(chain[-1].__cause__)
+    chain = list(causes(error))
     frames = [
         frame
         for one in chain
@@ -133,11 +132,8 @@ def _launches(seen: list[Launch], limit: int) -> Iterator[None]:
 def run_fused(
     fused: Callable[..., Any], placed: Placed, extra: Mapping[str, Any], *, programs: int, fill: str | None = None
 ) -> Outcome:
-    """The outcome of one call of the kernel, exceptions included; Ctrl-C and the like pass through.
-
-    ``fill`` is for fresh allocations, by default as the guards. Raises ``NeedsCudaError`` if only a GPU can run the
-    call.
-    """
+    """The outcome of one call of the kernel, exceptions included; Ctrl-C and the like pass through. ``fill`` is for
+    fresh allocations, by default as the guards. Raises ``NeedsCudaError`` if only a GPU can run the call."""
     outcome = _called(fused, placed, extra, programs, fill)
     if outcome.error is not None and interpreter.installed() and missed(outcome.error):
         again = stand_in(outcome.error) and not placed.arena.changed()
@@ -194,10 +190,8 @@ def compile_only(fused: Callable[..., Any], placed: Placed, extra: Mapping[str, 
 
 
 class Described:
-    """A provider for ``regions.described_by``.
-
-    A kernel may write only own elements of an input (``arena``), but also the padding of what it allocates (``watch``).
-    """
+    """A provider for ``regions.described_by``: of an input (``arena``) a kernel may write only own elements, of what it
+    allocates (``watch``) also the padding."""
 
     def __init__(self, arena: Arena, watch: Watch) -> None:
         self._arena, self._watch = arena, watch

@@ -58,10 +58,8 @@ Form = tuple[str, tuple[Made, ...]]
 
 @dataclass(frozen=True, slots=True)
 class OperatorCall:
-    """One call: the overload, its arguments with their values before it, and the form of its result.
-
-    An argument requires grad only if autograd would have recorded the call.
-    """
+    """One call: the overload, its arguments with their values before it, and the form of its result. An argument
+    requires grad only if autograd would have recorded the call."""
 
     operator: Any
     args: tuple[Any, ...]
@@ -147,10 +145,8 @@ TESTS = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 def opcheck(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, str], list[str]]:
     """The tests that the operator fails and those that opcheck cannot run, each with the first line of the reason.
-
     opcheck copies and compares arguments with operators that lack some dtypes (float8 has no arithmetic) and fails on
-    some empty tensors (strides (57, 19, 1) of shape (0, 0, 16)). An operator that does almost nothing shows these.
-    """
+    some empty tensors (strides (57, 19, 1) of shape (0, 0, 16)): an operator that does almost nothing shows these."""
     failed: dict[str, str] = {}
     left: list[str] = []
     for test, reason in _failures(operator, args, kwargs, TESTS).items():

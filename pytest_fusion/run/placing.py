@@ -66,11 +66,9 @@ def own_geometry(values: torch.Tensor) -> Geometry:
 def place(
     logical: Mapping[str, Any], case: Case, device: torch.device, fill: str, guard_bytes: int | None = None
 ) -> Placed:
-    """All tensors among the inputs, nested ones too, in guarded memory on ``device``.
-
-    Tensors without a layout in the case (constants, a caller's own) keep theirs. ``guard_bytes`` has the device's
-    default; a multiple of 256 moves every address by as much.
-    """
+    """All tensors among the inputs, nested ones too, in guarded memory on ``device``. Those without a layout in the
+    case (constants, a caller's own) keep theirs. ``guard_bytes`` has the device's default; a multiple of 256 moves
+    every address by as much."""
     arena = Arena(device, fill, guard_bytes)
     placed = Placed({}, arena)
 
@@ -93,10 +91,8 @@ def rewrite(placed: Placed, logical: Mapping[str, Any]) -> None:
 
 def renewed(arena: Arena, numbers: Mapping[str, int], logical: Mapping[str, Any]) -> Placed:
     """New tensor objects with new values at the addresses of ``arena``, as an allocator makes them of freed memory.
-
     Their version counters are those after ``place``, and where Python allows their ``id``s those in ``numbers``, which
-    has all placed tensors. The inputs must have the same structure.
-    """
+    has all placed tensors. The inputs must have the same structure."""
     fresh = Placed({}, arena, {name: _reborn(arena, name, number) for name, number in numbers.items()})
     fresh.arguments = _filled(fresh, logical)
     return fresh

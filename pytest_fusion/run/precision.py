@@ -17,10 +17,8 @@ _FULL = ("ieee", "none")
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    """Compute products in full precision while a reference runs; every setting is restored afterwards.
-
-    A float32 reference with 10 bits of its inputs (cuDNN's default in convolutions) would excuse a kernel with as few.
-    """
+    """Compute products in full precision while a reference runs; every setting is restored afterwards. A float32
+    reference with 10 bits of its inputs (cuDNN's default in convolutions) would excuse a kernel with as few."""
     with default_precision(), ExitStack() as undo:
         # The older name first, while it can be read: it does not follow settings by the newer ones.
         with suppress(RuntimeError):
@@ -36,12 +34,10 @@ def full_precision() -> Iterator[None]:
 
 @contextmanager
 def default_precision() -> Iterator[None]:
-    """Switch off the reduced precision that torch uses by default, while a kernel runs.
-
-    cuBLAS rounds each part of a split sum to bfloat16 (sums of 16 terms in two columns were two units in the last place
-    off on an H100), and cuDNN convolves in TF32: by default a kernel that calls torch is as wrong as the unfused code.
-    Settings that the user changed, such as TF32 in products, hold for the kernel.
-    """
+    """Switch off the reduced precision that torch uses by default, while a kernel runs. cuBLAS rounds each part of a
+    split sum to bfloat16 (sums of 16 terms in two columns were two units in the last place off on an H100), and cuDNN
+    convolves in TF32: by default a kernel that calls torch is as wrong as the unfused code. Settings that the user
+    changed, such as TF32 in products, hold for the kernel."""
     with ExitStack() as undo:
         _off(undo, _MATMUL, "allow_bf16_reduced_precision_reduction")
         _off(undo, _MATMUL, "allow_fp16_reduced_precision_reduction")

@@ -178,11 +178,8 @@ def foreign() -> list[str]:
 
 
 class _Watch:
-    """The places, their values, and the code objects of this package's functions.
-
-    It runs before and after every call of a kernel, 500 times a test: one walk over all 4,000 values (0.1 ms) shows
-    that nothing changed.
-    """
+    """The places, their values, and the code objects of this package's functions, compared before and after every call
+    of a kernel, 500 times a test: one walk over all 4,000 values (0.1 ms) shows that nothing changed."""
 
     def __init__(self) -> None:
         self._slots = [*_chosen_slots(), *(_setting(*each) for each in _SETTINGS)]

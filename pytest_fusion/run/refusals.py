@@ -30,10 +30,8 @@ def around_kernel(file: str) -> bool:
 
 
 def raised_by(error: BaseException, fused: Callable[..., Any]) -> Raiser:
-    """Whose statement raised: the ``fused`` test's own, a launcher's, or neither.
-
-    Errors inside torch, Triton, this package or the standard library are no refusals, also when they are handled.
-    """
+    """Whose statement raised: the ``fused`` test's own, a launcher's, or neither. Errors inside torch, Triton, this
+    package or the standard library are no refusals, also when they are handled."""
     codes = [_raising(each) for each in _chain(error)]
     if None in codes:
         return ""

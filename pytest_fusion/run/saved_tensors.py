@@ -25,11 +25,9 @@ def nodes(ends: Iterable[torch.Tensor]) -> Iterator[Any]:
 
 
 def saved(ends: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The tensors that ``autograd.Function``s behind ``ends`` saved, by names like ``Norm: saved_tensors[1]``.
-
-    Includes plain attributes of ``ctx``. Excludes torch's own nodes: other kernels change their bits only if they are
-    one of these or an input.
-    """
+    """The tensors that ``autograd.Function``s behind ``ends`` saved, also as attributes of ``ctx``, by names like
+    ``Norm: saved_tensors[1]``; not torch's own nodes: other kernels change their bits only if they are one of these or
+    an input."""
     found: dict[str, torch.Tensor] = {}
     for count, node in enumerate(nodes(ends)):
         if not isinstance(node, torch.autograd.function.BackwardCFunction):

@@ -26,10 +26,8 @@ class Seeded:
 
 
 class MaskedReference:
-    """A reference that gets the kernel's mask for the inputs ``given`` as its parameter ``name``.
-
-    Raises ``ValueError`` for inputs of other shapes or values, for which the mask is unknown.
-    """
+    """A reference that gets the kernel's mask for the inputs ``given`` as its parameter ``name``. Raises ``ValueError``
+    for inputs of other shapes or values, for which the mask is unknown."""
 
     def __init__(self, reference: Callable[..., Any], name: str, mask: torch.Tensor, given: Mapping[str, Any]) -> None:
         functools.update_wrapper(self, reference)

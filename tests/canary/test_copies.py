@@ -91,7 +91,7 @@ def test_only_the_named_arguments_are_copied() -> None:
 
 
 def _row(one: Tensor, other: Tensor, tolerance: Tolerance | None = None) -> dict[str, float]:
-    (sums,) = compare(one, other, tolerance).sums
+    (sums,) = compare(one, other, tolerance)
     return dict(zip(FIELDS, sums.tolist(), strict=True))
 
 
@@ -137,5 +137,5 @@ def test_structures_are_compared_without_the_device() -> None:
     """Nesting, shapes, dtypes and plain values that differ are said in words."""
     x = torch.ones(2)
     for one, other in [((x, x), x), ({"a": x}, {"b": x}), (x, None), ((x, 3), (x, 4)), (x, x.half()), (x, x[None])]:
-        assert compare(one, other, None).reason
-    assert compare({"a": (x, None, 1.0)}, {"a": (x, None, 1.0)}, None).reason == ""
+        assert isinstance(compare(one, other, None), str)
+    assert not isinstance(compare({"a": (x, None, 1.0)}, {"a": (x, None, 1.0)}, None), str)

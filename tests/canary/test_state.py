@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from pytest_fusion import canary
+from pytest_fusion.canary.live import state
 from pytest_fusion.canary.live.policy import Mode, Policy
-from pytest_fusion.canary.live.state import Control, PatientFile
+from pytest_fusion.canary.live.state import Control
 from pytest_fusion.errors import CanaryError
 
 
@@ -116,7 +117,7 @@ def test_a_file_that_does_not_answer_is_one_that_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A disk that hangs holds up neither calls nor the thread that looks after canaries; then it is off, like any."""
-    monkeypatch.setattr(PatientFile.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr(state, "_PATIENCE_S", 0.05)
     file = tmp_path / "states"
     file.write_text("rms_norm: route 0.5")
     desk = _Desk(Policy(file=file, stale_s=600))
@@ -137,7 +138,7 @@ def test_a_file_that_does_not_answer_is_one_that_cannot_be_read(
 
 def test_a_canary_whose_file_never_answers_is_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for it, at the start either: calls have the incumbent, and a trip holds."""
-    monkeypatch.setattr(PatientFile.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr(state, "_PATIENCE_S", 0.05)
     file = tmp_path / "states"
     os.mkfifo(file)
     kernel = canary(

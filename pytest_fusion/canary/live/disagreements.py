@@ -7,6 +7,7 @@ import time
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,6 @@ from pytest_fusion.canary.recording.recorded_file import PRIVATE, TensorFiles
 from pytest_fusion.canary.recording.recordings import write_replay
 from pytest_fusion.case import counter_random
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import brief
 
 FOLDER = "finds"
 # A bug shows in a few inputs; more of them add nothing. `_MOST` is for all buckets together.
@@ -57,7 +57,6 @@ class Disagreements:
         keep_bytes: float = 0.0,
         log: Callable[..., None] = lambda kind, **facts: None,
     ) -> None:
-        self._name = name
         self._binding = Binding(function)
         self._folder = None if folder is None else folder / FOLDER
         self._spec = spec
@@ -77,8 +76,7 @@ class Disagreements:
         self._tensors = None
         if self._log.path is not None and self._keep_bytes:
             self._tensors = TensorFiles(recorded_file.tensors_of(self._log.path), _MOST_TENSOR_BYTES)
-        self.written = self.lost = 0
-        self.troubles: Counter[str] = Counter()
+        self.written = 0
 
     def note(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NotedCall | None:
         """Notes a call before it is known whether the kernels agree on it; waits for no device."""
@@ -98,8 +96,7 @@ class Disagreements:
                 with self._holding:
                     self._looks.add(look)
             return look
-        except Exception as error:  # noqa: BLE001 - a call that cannot be described is still compared
-            self._trouble(error)
+        except Exception:  # noqa: BLE001 - a call that cannot be described is still compared
             return None
 
     def add(self, seen: Observation) -> None:
@@ -107,31 +104,20 @@ class Disagreements:
         look = seen.call
         if seen.result in ("ok", "skipped") or not isinstance(look, NotedCall):
             return
-        if len(self._waiting) >= _WAITING:
-            self.lost += 1
-            return
-        self._waiting.append((seen, look))
+        if len(self._waiting) < _WAITING:
+            self._waiting.append((seen, look))
 
     def tend(self) -> None:
         """Writes the disagreements whose numbers have arrived from the device."""
         with self._tending:
             for _ in range(len(self._waiting)):
                 seen, look = self._waiting.popleft()
-                try:
+                with suppress(Exception):  # a write that fails must not end the thread
                     if not look.call.ready:
                         self._waiting.append((seen, look))
                     elif self._found[look.bucket] < MOST_PER_BUCKET:
                         self._write(seen, look)
-                except Exception as error:  # noqa: BLE001 - a write that fails must not end the thread
-                    self.lost += 1
-                    self._trouble(error)
-            lost = self._log.lost
             self._log.flush()
-            self.lost += self._log.lost - lost
-
-    def _trouble(self, error: Exception) -> None:
-        if len(self.troubles) < 20:
-            self.troubles[brief(error)[:80]] += 1
 
     def _write(self, seen: Observation, look: NotedCall) -> None:
         assert self._folder is not None
@@ -146,11 +132,9 @@ class Disagreements:
             "arguments": look.call.arguments(),
         }
         if self._tensors is not None and (held := look.call.tensors):
-            try:
+            with suppress(Exception):  # a full disk, a dtype that safetensors lacks: the rest is written
                 file = self._tensors.keep(held)
                 event |= {} if file is None else {"tensors": file}
-            except Exception as error:  # noqa: BLE001 - a full disk, a dtype that safetensors lacks: the rest is written
-                self._trouble(error)
         if self._spec is not None:
             try:
                 matched = match(self._spec, event, None if self._tensors is None else self._tensors.folder.resolve())

@@ -124,7 +124,7 @@ class Canary:
         self._judge = judge or FirstFaults(policy.trip_after, policy.trip_window, self._ledger.unverified)
         kernels = incumbent, candidate
         self._measures = Measures(
-            kernels, policy, spec, self._names, self._watchdog.run, self._comparisons, self._ledger, self._forms
+            kernels, policy, spec, self._names, self._watchdog, self._comparisons, self._ledger, self._forms
         )
         self._lock = threading.RLock()
         self._tickets = Ticker()
@@ -247,10 +247,8 @@ class Canary:
 
     @contextmanager
     def only(self, arm: str) -> Iterator[None]:
-        """Sends the calls inside to one kernel, without comparing: to capture one CUDA graph for each.
-
-        Off and tripped still mean the incumbent. Raises ``CanaryError`` for any other name.
-        """
+        """Sends the calls inside to one kernel, without comparing: to capture one CUDA graph for each. Off and tripped
+        still mean the incumbent. Raises ``CanaryError`` for any other name."""
         if arm not in ARMS:
             raise CanaryError(f"only({arm!r}): expected 'incumbent' or 'candidate'")
         token = _ONLY.set(arm)

@@ -17,13 +17,14 @@ from pytest_fusion.spec.wording import brief
 
 # A file of states is a few lines; a longer file is another one.
 _LONGEST = 1 << 20
+_PATIENCE_S = 1.0
 
 
 class PatientFile:
-    """A file that is read with a time limit, ``patience_s``; for one thread at a time."""
+    """A file that is read with a time limit; for one thread at a time."""
 
-    def __init__(self, path: Path, patience_s: float = 1.0) -> None:
-        self._path, self._patience_s = path, patience_s
+    def __init__(self, path: Path) -> None:
+        self._path = path
         self._reading: Future[str] | None = None
 
     def read(self) -> str:
@@ -33,8 +34,8 @@ class PatientFile:
             arguments = self._path, self._reading
             threading.Thread(target=_read, args=arguments, name="pytest-fusion-canary-file", daemon=True).start()
         reading = self._reading
-        if not wait([reading], self._patience_s).done:
-            raise TimeoutError(f"it was not read in {self._patience_s:g} s")
+        if not wait([reading], _PATIENCE_S).done:
+            raise TimeoutError(f"it was not read in {_PATIENCE_S:g} s")
         self._reading = None
         return reading.result()
 

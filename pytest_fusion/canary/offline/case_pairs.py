@@ -24,13 +24,11 @@ FOREIGN = "foreign"
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The verdict of the checks on one case; ``check`` is the failed one, or the kind of a rejection.
-
-    ``refused``: the kernel itself rejects the case (``rejects=``); else the case could not be judged. ``varies``:
-    outputs differ from run to run, as ``deterministic=`` allows. ``ratio``: the worst error over the allowed one.
-    ``work``: Triton launches and operators of torch in the first call; ``triton``: there was a launch. ``seed``: of the
-    case that fails. ``hazards``: codes that the spec does not accept.
-    """
+    """The verdict of the checks on one case; ``check`` is the failed one, or the kind of a rejection. ``refused``: the
+    kernel itself rejects the case (``rejects=``); else the case could not be judged. ``varies``: outputs differ from
+    run to run, as ``deterministic=`` allows. ``ratio``: the worst error over the allowed one. ``work``: Triton launches
+    and operators of torch in the first call; ``triton``: there was a launch. ``seed``: of the case that fails.
+    ``hazards``: codes that the spec does not accept."""
 
     verdict: Literal["pass", "fail", "rejected"]
     check: str = ""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pytest_fusion.bench.baseline.facts import compare_names
@@ -65,29 +64,20 @@ class Found:
     tally: Tally
 
 
-class _IncumbentLost(Exception):
-    def __init__(self, case: Case, lost: WorkerLost) -> None:
-        super().__init__(str(lost))
-        self.lost = Lost(case.as_json(), str(lost), lost.late)
-
-
-@dataclass(slots=True)
-class Extra:
-    """Cases in addition to generated ones, and the known ``dead`` ones, which end a process."""
-
-    known: Iterable[Case] = ()
-    pinned: Iterable[Case] = ()
-    recorded: Iterable[Case] = ()
-    dead: Mapping[str, Dead] = field(default_factory=dict)
-
-
 class TwoKernels:
-    """Judges the cases of one spec, and ``extra`` cases, for two kernels; it continues after failures."""
+    """Judges the cases of one spec, and ``extra`` cases, for two kernels; it continues after failures. In the known
+    cases in ``dead``, by their keys, a process ended."""
 
-    def __init__(self, judging: Judging, opponent: Opponent, extra: Extra) -> None:
+    def __init__(
+        self,
+        judging: Judging,
+        opponent: Opponent,
+        extra: Mapping[Source, Iterable[Case]],
+        dead: Mapping[str, Dead],
+    ) -> None:
         self.judging, self.cases, self.outer = judging, judging.cases, judging.outer
         self.spec, self.context, self.tally = judging.spec, judging.context, judging.tally
-        self.opponent, self.more = opponent, extra
+        self.opponent, self.extra, self.dead = opponent, extra, dead
         self.kernel = Kernel(self.context)
         if isinstance(opponent, Kernel):
             # The time limit applies to each call.
@@ -107,23 +97,19 @@ class TwoKernels:
         """Runs all cases, and shrinks the first that the candidate alone fails."""
         try:
             self._each("example", self.cases.examples(self.outer))
-            self._each("pinned", map(Chosen, self.more.pinned), again=True)
-            self._each("known", map(Chosen, self.more.known), again=True)
-            self._each("recorded", map(Chosen, self.more.recorded), again=True)
+            for source, cases in self.extra.items():
+                self._each(source, map(Chosen, cases), again=True)
             if searching.wants_phase(self.outer, "generate"):
-                cases = self.cases
-                fuzzed = (
-                    cases.far() if self.judging.profile.large else itertools.chain(cases.probes(), cases.boundary())
-                )
-                self._each("fuzzed", fuzzed)
+                far, own = self.judging.profile.large, self.cases
+                self._each("fuzzed", own.far() if far else itertools.chain(own.probes(), own.boundary()))
             if self.old_reference:
                 self.evidence.notes.append(
                     f"in {self.old_reference} case(s) the incumbent's own reference gave other bits than today's; its "
                     "results were judged by today's"
                 )
             return Found(self.evidence, self._tally())
-        except _IncumbentLost as error:
-            return error.lost
+        except WorkerLost as lost:
+            return Lost(self.incumbent_case.as_json(), str(lost), lost.late)
 
     def _each(self, source: Source, cases: Iterable[Chosen], *, again: bool | None = None) -> None:
         """Runs these cases until enough of them are worse; cases that a user stated run in any case."""
@@ -135,7 +121,7 @@ class TwoKernels:
 
     def _run(self, chosen: Chosen, *, again: bool | None) -> None:
         case = chosen.case
-        dead = self.more.dead.get(case.key()) if case is not None else None
+        dead = self.dead.get(case.key()) if case is not None else None
         if case is not None and dead is not None and dead.candidate is not None:
             self.judging.count_case()
             ours = dead.candidate
@@ -151,7 +137,7 @@ class TwoKernels:
     def _compare(self, result: CaseResult, *, again: bool) -> None:
         """Runs the incumbent on the candidate's case, which after a failure may have other values than planned."""
         case, ours = result.case, ran(result, self.context.progress.refusals, self.spec.allow)
-        dead = self.more.dead.get(case.key())
+        dead = self.dead.get(case.key())
         theirs = dead.incumbent if dead is not None and dead.incumbent is not None else self._other(case, again=again)
         standing, reason = classify(ours, theirs)
         if standing == "worse" and theirs.verdict == "pass" and self.worse < _CONFIRMED:
@@ -168,7 +154,8 @@ class TwoKernels:
             case = case.with_(seed=theirs.seed)  # the incumbent failed at other values of this case
         self.judging.note({"case": case.as_json(), "cases": self.tally.cases})
         mine = self.kernel.measure(case)
-        with self._incumbent(case), self.context.clock.phase("incumbent"):
+        self._note_incumbent(case)
+        with self.context.clock.phase("incumbent"):
             other = self.opponent.measure(case)
         if mine.inputs != other.inputs:
             why = other.problem or "the incumbent's spec makes other inputs of it"
@@ -240,8 +227,8 @@ class TwoKernels:
         self.counted += 1
         self.judging.note({"case": case.as_json(), "cases": self.tally.cases})
         mine = self.kernel.count(case)
-        with self._incumbent(case):
-            other = self.opponent.count(case)
+        self._note_incumbent(case)
+        other = self.opponent.count(case)
         if not isinstance(mine, Counts) or not isinstance(other, Counts) or mine.doubts or other.doubts:
             return pair
         if mine.method != other.method:
@@ -250,22 +237,19 @@ class TwoKernels:
         return replace(pair, launches=(mine.kernels, other.kernels), more=more)
 
     def _other(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
-        with self._incumbent(case), self.context.clock.phase("incumbent"):
+        self._note_incumbent(case)
+        with self.context.clock.phase("incumbent"):
             return self.opponent.judge(case, again=again, alone=alone)
 
     def compiling(self, case: Case) -> None:
         """Notes for the supervising process that something is compiled or timed."""
         self.judging.note({"case": case.as_json(), "cases": self.tally.cases, "arm": COSTS, COMPILING: "both kernels"})
 
-    @contextmanager
-    def _incumbent(self, case: Case) -> Iterator[None]:
-        """Notes for the supervising process that the incumbent runs inside and may compile."""
+    def _note_incumbent(self, case: Case) -> None:
+        """Notes for the supervising process that the incumbent runs a case and may compile."""
+        self.incumbent_case = case
         compiling = {COMPILING: "the incumbent"} if self.context.device.type == "cuda" else {}
         self.judging.note({"case": case.as_json(), "cases": self.tally.cases, "arm": "incumbent", **compiling})
-        try:
-            yield
-        except WorkerLost as lost:
-            raise _IncumbentLost(case, lost) from None
 
     def _tally(self) -> Tally:
         """The tally of the candidate's cases, with the smallest case that only the candidate fails."""

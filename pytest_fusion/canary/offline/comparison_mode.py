@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from pytest_fusion.canary.offline.case_pairs import Pair, Ran, classify, died
-from pytest_fusion.canary.offline.comparison import COSTS, Dead, Extra, Found, Lost, TwoKernels
+from pytest_fusion.canary.offline.case_pairs import Pair, Ran, Source, classify, died
+from pytest_fusion.canary.offline.comparison import COSTS, Dead, Found, Lost, TwoKernels
 from pytest_fusion.canary.offline.comparison_verdict import Comparison, Evidence, conclude
 from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError, Opponent
 from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent
@@ -176,13 +176,12 @@ class _InChildren:
         judging = Judging(job.spec, job.request, job.outer, job.extra, note, share=share)
         recording = self.rival.recording
         traffic = recorded(recording, job.spec) if recording is not None else None
-        extra = Extra(
-            known=job.known,
-            pinned=[pin.case for pin in job.request.pinned],
-            recorded=[case for case, _ in traffic] if traffic is not None else (),
-            dead=self.dead,
-        )
-        both = TwoKernels(judging, self.opponent, extra)
+        extra: dict[Source, Iterable[Case]] = {
+            "pinned": [pin.case for pin in job.request.pinned],
+            "known": job.known,
+            "recorded": [case for case, _ in traffic] if traffic is not None else (),
+        }
+        both = TwoKernels(judging, self.opponent, extra, self.dead)
         both.evidence.notes += traffic.lines() if traffic is not None else []
         found = both.run()
         if isinstance(found, Found):

@@ -93,9 +93,7 @@ class Finding:
 @dataclass(frozen=True, slots=True)
 class Timing:
     """log(candidate / incumbent) of the latency at one size: the median over blocks of pairs and its 99 % interval.
-
-    ``share`` is the size's share of the recorded calls, 0 without a recording.
-    """
+    ``share`` is the size's share of the recorded calls, 0 without a recording."""
 
     text: str
     ratio: float

@@ -22,11 +22,9 @@ _SIGNED = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 
 @torch.no_grad()
 def summary_of(tensor: Tensor) -> Tensor | None:
-    """A float64 row of ``FIELDS`` on the tensor's device, ``None`` if empty; does not wait.
-
-    Counts are of ``seen`` elements, ``low`` to ``absolute`` (mean magnitude) of finite ones, ranges of integers of all.
-    A complex number counts twice.
-    """
+    """A float64 row of ``FIELDS`` on the tensor's device, ``None`` if empty; does not wait. Counts are of ``seen``
+    elements, ``low`` to ``absolute`` (mean magnitude) of finite ones, ranges of integers of all. A complex number
+    counts twice."""
     values = tensor.detach()
     if values.is_complex():
         values = torch.view_as_real(values)

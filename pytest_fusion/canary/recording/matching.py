@@ -378,10 +378,10 @@ def _solved(name: str, term: Term, size: int, found: dict[str, Size]) -> bool:
         return False
     if unknown:
         solutions = _solutions(term, unknown[0], size, found)
-        if len(solutions) != 1:
-            if solutions:
-                return False  # a quotient: another tensor may decide
+        if not solutions:
             raise UnmatchedError(f"{name!r} has a size of {size} where the spec has {term.text!r}")
+        if len(solutions) > 1:
+            return False  # a quotient: another tensor may decide
         found[unknown[0]] = solutions[0]
     if _term_value(term, found) != size:
         raise UnmatchedError(f"{name!r} has a size of {size} where {term.text!r} is {_term_value(term, found)}")

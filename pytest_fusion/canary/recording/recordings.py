@@ -108,7 +108,8 @@ class Cases:
 def read(paths: Paths, name: str | None = None, *, default: str = "", now: float | None = None) -> Calls:
     """The calls of ``name``, by default of ``default`` or of the only function, in recordings: files or folders.
     Raises ``CanaryError``."""
-    files = [_load(path, time.time() if now is None else now) for path in _files(paths)]
+    given = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
+    files = [_load(path, time.time() if now is None else now) for path in _files(given)]
     names = sorted({file.name for file in files if file.name})
     if name is None and default in names:
         name = default
@@ -116,7 +117,9 @@ def read(paths: Paths, name: str | None = None, *, default: str = "", now: float
         raise CanaryError(f"there are recordings of {', '.join(names)}; choose one, as in name={names[0]!r}")
     if not names or (name is not None and name not in names):
         listed = f"{name!r} was not recorded{did_you_mean(name, names)}" if name and names else "nothing was recorded"
-        raise CanaryError(f"{listed} in {_shown(paths)}; record with canary.record(name, function, folder)")
+        raise CanaryError(
+            f"{listed} in {', '.join(map(str, given))}; record with canary.record(name, function, folder)"
+        )
     return _merged(name or names[0], [file for file in files if file.name == (name or names[0])])
 
 
@@ -127,12 +130,11 @@ def cases(
     name: str | None = None,
     rename: Mapping[str, str | None] | None = None,
     per_bucket: int | None = None,
-    now: float | None = None,
 ) -> Cases:
     """The cases of ``spec`` in the recording ``name``, by default the spec's or the only one. Raises ``CanaryError``.
     ``rename`` maps recorded parameters to inputs, or to ``None`` to ignore them (``self``). ``per_bucket`` bounds the
     cases of a class of shapes, which then also represent the calls left out."""
-    calls = read(paths, name, default=spec.name, now=now)
+    calls = read(paths, name, default=spec.name)
     found: list[RecordedCase] = []
     unmatched: dict[str, float] = {}
     for call in _at_most(calls.sampled, per_bucket):
@@ -187,10 +189,9 @@ def write_replay(
     return path
 
 
-def _files(paths: Paths) -> list[Path]:
-    given = [Path(paths)] if isinstance(paths, str | os.PathLike) else [Path(path) for path in paths]
+def _files(given: Iterable[PathLike]) -> list[Path]:
     found: dict[Path, None] = {}
-    for path in given:
+    for path in map(Path, given):
         found.update(dict.fromkeys(sorted(path.glob(f"*{SUFFIX}")) if path.is_dir() else [path]))
     return list(found)
 
@@ -206,10 +207,6 @@ def _load(path: Path, now: float) -> RecordedFile:
             "read it with the version that wrote it"
         )
     return file
-
-
-def _shown(paths: Paths) -> str:
-    return os.fspath(paths) if isinstance(paths, str | os.PathLike) else ", ".join(os.fspath(path) for path in paths)
 
 
 def _merged(name: str, files: list[RecordedFile]) -> Calls:

@@ -19,17 +19,14 @@ from pytest_fusion.interpreter.bridge.aten import schema, written_by
 from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Traffic:
-    """``bytes`` over the operations of a call, ``operations`` that moved them, ``flops`` of its matrix products.
+    """``bytes`` over the operations of a call, ``operations`` that moved them, ``flops`` of its matrix products (two
+    per multiply-add, as in ``torch.utils.flop_counter``), ``largest``: the most elements that one operation makes."""
 
-    ``flops``: two per multiply-add, as in ``torch.utils.flop_counter``; element-wise arithmetic does not count.
-    ``largest`` is the most elements that one operation makes.
-    """
-
-    bytes: int
-    operations: int
-    flops: int
+    bytes: int = 0
+    operations: int = 0
+    flops: int = 0
     largest: int = 0
 
 
@@ -54,16 +51,13 @@ def algorithmic_bytes(inputs: Iterable[Any], outputs: Any) -> int:
 class _Ledger(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.bytes = 0
-        self.operations = 0
-        self.flops = 0
-        self.largest = 0
+        self.found = Traffic()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if func._overloadpacket in flop_registry:
-            self.flops += int(flop_registry[func._overloadpacket](*args, **kwargs, out_val=result))
+            self.found.flops += int(flop_registry[func._overloadpacket](*args, **kwargs, out_val=result))
         facts = schema(func)
         moved = tensors_of((args, kwargs))
         made = tensors_of(result)
@@ -72,9 +66,9 @@ class _Ledger(DispatchMode):
         written = written_by(func, args, kwargs) if facts.name in ("copy_", "fill_", "zero_") else []
         reads = [t for t in moved if not any(t is w for w in written)]
         amount = bytes_of(reads) + bytes_of(made)
-        self.largest = max(self.largest, sum(t.numel() for t in made))
-        self.bytes += amount
-        self.operations += bool(amount)
+        self.found.largest = max(self.found.largest, sum(t.numel() for t in made))
+        self.found.bytes += amount
+        self.found.operations += bool(amount)
         return result
 
 
@@ -83,4 +77,4 @@ def traffic_of(function: Callable[[], object]) -> Traffic:
     ledger = _Ledger()
     with ledger:
         function()
-    return Traffic(ledger.bytes, ledger.operations, ledger.flops, ledger.largest)
+    return ledger.found

@@ -29,11 +29,9 @@ class Arena:
         self._regions: list[Region] = []
 
     def tensor(self, name: str, plan: Geometry, dtype: torch.dtype) -> Tensor:
-        """A tensor full of the fill in a storage of exactly ``plan.storage`` elements, 256-byte aligned.
-
-        With elements gigabytes apart it is full of zeros, and its gaps are not checked. Raises ``ValueError`` for a
-        layout that leaves the storage, ``MemoryError`` without room.
-        """
+        """A tensor full of the fill in a storage of exactly ``plan.storage`` elements, 256-byte aligned; with elements
+        gigabytes apart full of zeros, with unchecked gaps. Raises ``ValueError`` for a layout that leaves the storage,
+        ``MemoryError`` without room."""
         kind = FarRegion if goes_far(plan, dtype.itemsize) else Region
         # Odd variants are Watch's: an input's fill never equals an output's.
         variant, guard = 2 * len(self._regions), self._guard_bytes
@@ -58,10 +56,8 @@ class Arena:
         return [region.nbytes for region in self._regions]
 
     def damage(self) -> list[Damage]:
-        """Writes outside the tensors' own elements since the last fill; one synchronisation if there are none.
-
-        Raises ``RuntimeError`` when the device's context is lost.
-        """
+        """Writes outside the tensors' own elements since the last fill; one synchronisation if there are none. Raises
+        ``RuntimeError`` when the device's context is lost."""
         return find_damage(self._regions, self.device)
 
     def snapshot(self) -> None:
@@ -73,8 +69,7 @@ class Arena:
         """Tensors whose own elements differ in any bit from the snapshot; one synchronisation when none does."""
         saved = [(region, flag) for region in self._regions if (flag := region.altered()) is not None]
         suspects = which([flag for _, flag in saved])
-        found = [region.change() for (region, _), altered in zip(saved, suspects, strict=True) if altered]
-        return [change for change in found if change is not None]
+        return [region.change() for (region, _), altered in zip(saved, suspects, strict=True) if altered]
 
     def altered(self) -> dict[str, Tensor]:
         """Whether each tensor, by name, is changed now, as a 0-dim bool on its device, without a synchronisation."""

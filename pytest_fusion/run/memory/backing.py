@@ -59,10 +59,8 @@ class Backing:
         return self._mapping[SLACK_BYTES + start : SLACK_BYTES + stop] == _repeated(bits, stop - start)
 
     def strays(self) -> Iterator[tuple[int, int]]:
-        """Start and end of written pages of the slack, in bytes from the start of ``memory``.
-
-        It reads resident (touched) pages only. Empty without ``mincore`` and off the CPU; misses written zeros.
-        """
+        """Start and end of written pages of the slack, in bytes from the start of ``memory``. It reads resident
+        (touched) pages only. Empty without ``mincore`` and off the CPU; misses written zeros."""
         mapping, mincore = self._mapping, _mincore()
         if mapping is None or mincore is None:
             return

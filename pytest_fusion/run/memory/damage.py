@@ -13,12 +13,10 @@ Part = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes around one tensor that changed.
-
-    ``zone`` is ``"before"`` the tensor's first own element, ``"after"`` its last, or ``"between"`` them (row padding,
-    skipped columns). ``elements`` and ``farthest`` are the least and the greatest distance of a changed element from
-    the own elements, in elements: 1 is the next one. ``count`` is the changed bytes; written fill bytes do not show.
-    """
+    """Bytes around one tensor that changed, in ``zone`` ``"before"`` its first own element, ``"after"`` its last, or
+    ``"between"`` them (row padding, skipped columns). ``elements`` and ``farthest`` are the least and the greatest
+    distance of a changed element from the own elements, in elements: 1 is the next one. ``count`` is the changed bytes;
+    written fill bytes do not show."""
 
     name: str
     zone: Zone

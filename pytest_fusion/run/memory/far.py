@@ -36,11 +36,9 @@ def lacking(storages: Iterable[int], device: torch.device) -> str | None:
 
 
 class FarRegion(Region):
-    """A :class:`Region` whose gaps are zero and unchecked.
-
-    On the CPU only written pages exist: 8 GB of address space, some KB of memory; filling or comparing would need it
-    all. The CPU lane sees stores into gaps. A GPU does not, but a wrapped offset is before the storage anyway.
-    """
+    """A :class:`Region` whose gaps are zero and unchecked. On the CPU only written pages exist, some KB of 8 GB:
+    filling or comparing would need it all. The CPU lane sees stores into gaps; a GPU does not, but a wrapped offset is
+    before the storage anyway."""
 
     def _spread(self) -> None:
         if self._words.device.type != "cpu":

@@ -41,12 +41,10 @@ _INTEGERS: Final = {
 
 @lru_cache(maxsize=4096)
 def pattern(dtype: torch.dtype, fill: str, variant: int = 0) -> bytes:
-    """The bytes of one element of ``dtype`` under ``fill``, in memory order (docs/internals/two-fills.md).
-
-    ``"nan"`` is large positive for integers, True for bool; ``"huge"`` negative for signed integers, False for bool.
-    They differ for every dtype and variant. Neighbouring variants differ, except for NaN in one-byte formats with a
-    single NaN. Raises ``ValueError`` for an unknown fill and for a dtype without plain elements (quantised).
-    """
+    """The bytes of one element of ``dtype`` under ``fill``, in memory order (docs/internals/two-fills.md). ``"nan"`` is
+    large positive for integers, True for bool; ``"huge"`` negative for signed integers, False for bool. They differ for
+    every dtype and variant, and neighbouring variants, except for NaN in one-byte formats with a single NaN. Raises
+    ``ValueError`` for an unknown fill and for a dtype without plain elements (quantised)."""
     if fill not in FILLS:
         raise ValueError(f"fill {fill!r} is none of {', '.join(FILLS)}")
     nan = fill == "nan"

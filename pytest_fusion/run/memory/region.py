@@ -19,11 +19,9 @@ _CHUNK_WORDS = 64 * 1024 * 1024
 
 
 class Region:
-    """Memory for one tensor: guard, storage, guard, all of it holding one fill.
-
-    The region owns the memory but not the tensor, whose end ``Watch`` observes. Raises ``ValueError`` for a layout that
-    leaves its storage or a dtype without a fill pattern, ``MemoryError`` without room.
-    """
+    """Memory for one tensor: guard, storage, guard, all of it holding one fill; not the tensor itself, whose end
+    ``Watch`` observes. Raises ``ValueError`` for a layout that leaves its storage or a dtype without a fill pattern,
+    ``MemoryError`` without room."""
 
     def __init__(
         self,
@@ -63,9 +61,7 @@ class Region:
         self, shape: Sequence[int] | None = None, strides: Sequence[int] | None = None, offset: int | None = None
     ) -> Tensor:
         """The tensor itself, or another one in its storage of exactly ``storage_elements``, which excludes the guards.
-
-        It is not a view, like a user's own tensor: autograd treats in-place writes to views differently.
-        """
+        Like a user's own it is no view: autograd treats in-place writes to views differently."""
         shape, strides = self.shape if shape is None else shape, self.strides if strides is None else strides
         offset = self.offset if offset is None else offset
         made = torch.empty(0, dtype=self.dtype, device=self._words.device)
@@ -178,16 +174,11 @@ class Region:
         """0-dim bool on the device: whether an own element differs from what ``save`` stored; ``None`` without it."""
         return None if self._saved is None else self.own.ne(self._saved).any()
 
-    def change(self) -> Change | None:
-        """How many own elements changed since ``save``, and the first one's index; synchronises."""
-        if self._saved is None:
-            return None
+    def change(self) -> Change:
+        """How many own elements changed since ``save``, if ``altered`` is true, and the first's index; synchronises."""
+        assert self._saved is not None
         differs = self.own.ne(self._saved)
-        if self._per > 1:
-            differs = differs.any(-1)
-        where = differs.nonzero()
-        if not len(where):
-            return None
+        where = (differs.any(-1) if self._per > 1 else differs).nonzero()
         return Change(self.name, len(where), tuple(int(i) for i in where[0].tolist()))
 
     def untouched(self, tensor: Tensor) -> Tensor:
@@ -250,10 +241,8 @@ def distinct(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _in_layout_of(tensor: Tensor, base: Tensor, start: int, *more: tuple[int, int]) -> Tensor:
-    """``base`` in the layout of ``tensor``, whose storage begins at its element ``start``.
-
-    ``more`` adds dims (size, stride) within one element of ``tensor``, their product being its size in ``base``.
-    """
+    """``base`` in the layout of ``tensor``, whose storage begins at its element ``start``; ``more`` adds dims (size,
+    stride) within one element of ``tensor``, their product being its size in ``base``."""
     unit = math.prod(size for size, _ in more)
     shape = [*tensor.shape, *(size for size, _ in more)]
     strides = [*(s * unit for s in tensor.stride()), *(stride for _, stride in more)]

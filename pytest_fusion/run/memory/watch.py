@@ -86,11 +86,9 @@ class Watch:
             return [*self._settled, *find_damage([region for region, _, _ in self._regions.values()], self.device)]
 
     def unwritten(self, tensor: Tensor) -> Tensor | None:
-        """Bool mask of ``tensor``'s elements whose bits are still the fill; ``None`` if unknown.
-
-        Unknown for unwatched memory and memory that did not start empty. An element is unwritten if it holds each of
-        two fills in turn: a kernel may compute one fill's number.
-        """
+        """Bool mask of ``tensor``'s elements whose bits are still the fill; ``None`` for unwatched memory and memory
+        that did not start empty. An element is unwritten if it holds each of two fills in turn: a kernel may compute
+        one fill's number."""
         if tensor.numel() == 0 or type(tensor) not in (Tensor, torch.nn.Parameter):
             return None
         entry = self._entry(tensor)
@@ -168,11 +166,9 @@ class Watch:
         )
 
     def _has_room(self, nbytes: int) -> bool:
-        """Whether ``nbytes`` more may be held, after dead regions are released.
-
-        It searches again only after an eighth as many allocations: with 16,385 results of chunks, looking at thousands
-        of live regions each time took 25 s in all and looked like a hang.
-        """
+        """Whether ``nbytes`` more may be held, after dead regions are released; it searches again only after an eighth
+        as many allocations: with 16,385 results of chunks, looking at thousands of live regions each time took 25 s in
+        all and looked like a hang."""
         crowded = len(self._regions) >= _HELD_REGIONS
         if (crowded or self._held + nbytes > self._limit) and self._since >= len(self._regions) // 8:
             self._settle()

@@ -53,13 +53,10 @@ _INTERRUPTS: Final = (signal.SIGINT, signal.SIGALRM) if hasattr(signal, "SIGALRM
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """The child ended without an answer.
-
-    ``kind`` is ``"signal"`` (``detail``: its name, ``"SIGSEGV"``), ``"exit"`` (``detail``: its code) or ``"timeout"``
-    (``detail``: the limit). ``last_note``: the child's last, ``None`` without one. ``stderr_tail``: the beginning of
-    Python's stack, most recent call first, if faulthandler wrote it, else the end of stderr. ``code``: the exit status,
-    negative for a signal.
-    """
+    """The child ended without an answer: ``"signal"`` (``detail``: its name, ``"SIGSEGV"``), ``"exit"`` (``detail``:
+    its code) or ``"timeout"`` (``detail``: the limit). ``last_note``: the child's last. ``stderr_tail``: the beginning
+    of Python's stack, most recent call first, if faulthandler wrote it, else the end of stderr. ``code``: the exit
+    status, negative for a signal."""
 
     kind: Literal["signal", "exit", "timeout"]
     detail: str
@@ -143,19 +140,16 @@ def unwrap(outcome: T | Crash | ChildError) -> T | Crash:
 
 def cuda_is_poisoned() -> bool:
     """Whether this process's CUDA context is lost, so that no later result is valid; ``False`` before CUDA starts.
-
     After an illegal access or a device assert every later call fails. Errors of one launch (too much shared memory, an
-    invalid configuration) surface once, so the second of two probes counts. Out of memory does not lose the context.
-    """
+    invalid configuration) surface once, so the second of two probes counts. Out of memory is no loss."""
     torch = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return False
-    failed = False
     for _ in range(2):
-        failed = False
         try:
             torch.cuda.synchronize()
             torch.ones(1, device="cuda").item()
+            failed = False
         except RuntimeError as error:
             failed = not out_of_memory(error)
     return failed

@@ -68,10 +68,8 @@ class Channel:
         self._descriptor = descriptor
 
     def note(self, data: Any) -> None:
-        """Send the next step, as JSON types; the parent has it before this returns, and the time limit restarts.
-
-        Raises ``TypeError`` for what JSON cannot hold.
-        """
+        """Send the next step, as JSON types, else ``TypeError``; the parent has it before this returns, and the time
+        limit restarts."""
         write_frame(self._descriptor, NOTE, json.dumps(data).encode())
 
 
@@ -117,10 +115,8 @@ def _prepare_child(out: int, err: int, parent: int) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Make malloc reuse freed memory: newly mapped memory is zeroed page by page at its first touch.
-
-    Six rounding runs of 60,000 numbers took 7.7 ms with that and take 2.2 without.
-    """
+    """Make malloc reuse freed memory: newly mapped memory is zeroed page by page at its first touch. Six rounding runs
+    of 60,000 numbers took 7.7 ms with that and take 2.2 without."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_TRIM_THRESHOLD, 16 * _LARGEST_BLOCK)
@@ -161,11 +157,9 @@ def _text_stream(descriptor: int) -> io.TextIOWrapper:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """``error`` in a form that can be loaded again, or ``None``.
-
-    Exceptions with own arguments often fail at loading, which calls ``__init__`` with ``args``; pytest's (``Skipped``)
-    fail because they claim to be builtins. Both are stored in parts instead.
-    """
+    """``error`` in a form that can be loaded again, or ``None``. Exceptions with own arguments often fail at loading,
+    which calls ``__init__`` with ``args``, and pytest's (``Skipped``) claim to be builtins: both are stored in
+    parts."""
     kind = type(error)
     home = getattr(kind.__init__, "__module__", "")
     for form in (error, _Parts(home, kind.__qualname__, error.args, dict(vars(error)))):

@@ -28,12 +28,9 @@ _TAIL_BYTES: Final = 8 * 1024
 
 
 class TimeLimit:
-    """The limit of one step of the process ``pid``; ``seconds=None`` is no limit.
-
-    It counts work, not waiting for a core: on a busy machine a row of 2^17 elements takes a minute to compile, which is
-    not the kernel's fault. A multiple of the limit is stuck. ``wall_clock`` counts waiting too, for other programs'
-    work.
-    """
+    """The limit of one step of the process ``pid``; ``seconds=None`` is no limit. It counts work, not waiting for a
+    core (on a busy machine a row of 2^17 elements takes a minute to compile, which is not the kernel's fault), up to a
+    multiple of the limit. ``wall_clock`` counts waiting too, for other programs' work."""
 
     def __init__(self, pid: int, seconds: float | None, *, wall_clock: bool = False) -> None:
         self._pid, self.seconds, self._wall_clock = pid, seconds, wall_clock

@@ -32,10 +32,8 @@ def _stream(device: torch.device, use: str) -> torch.cuda.Stream:  # noqa: ARG00
 
 @contextmanager
 def competing(device: torch.device) -> Iterator[None]:
-    """Queue matrix products on another stream of ``device`` before the body runs; does nothing on a CPU.
-
-    They use multiprocessors, cache and bandwidth, so a kernel's programs run in other groups and at other speeds.
-    """
+    """Queue matrix products on another stream of ``device`` before the body runs; does nothing on a CPU. They use
+    multiprocessors, cache and bandwidth: a kernel's programs run in other groups and at other speeds."""
     if device.type != "cuda":
         yield
         return
@@ -59,12 +57,10 @@ def competing(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def crowded(device: torch.device) -> Iterator[None]:
-    """Fill a CUDA device with idle programs for 10 ms before each of the body's first Triton launches.
-
-    They leave one place for 1024 threads, so the programs of a launch run in small groups: one that reads another's
-    writes, or assumes that it is the last, fails. Alone hundreds of them run at once, and 80 short ones end together.
-    For NVIDIA's GPUs, whose clock it reads. Raises ``ImportError`` without Triton.
-    """
+    """Fill a CUDA device with idle programs for 10 ms before each of the body's first Triton launches. They leave one
+    place for 1024 threads, so the programs of a launch run in small groups: one that reads another's writes, or assumes
+    that it is the last, fails. Alone hundreds of them run at once, and 80 short ones end together. For NVIDIA's GPUs,
+    whose clock it reads. Raises ``ImportError`` without Triton."""
     hold, properties = _hold(), torch.cuda.get_device_properties(device)
     places = properties.multi_processor_count * (properties.max_threads_per_multi_processor // _THREADS) - 1
     try:

@@ -44,11 +44,9 @@ def behind_producer(
     wait: bool = False,
     cycles: int = CYCLES,
 ) -> Behind:
-    """The result of a call on a new stream, after ``produce`` (writes the arguments) behind ``cycles`` of waiting.
-
-    A consumer on the same stream copies results and arguments at once. ``wait`` finishes the producer before the call,
-    so a wrong result has other reasons. Raises what the call raises.
-    """
+    """The result of a call on a new stream, after ``produce`` (writes the arguments) behind ``cycles`` of waiting. A
+    consumer on the same stream copies results and arguments at once. ``wait`` finishes the producer before the call, so
+    a wrong result has other reasons. Raises what the call raises."""
     device = tensors_of(arguments)[0].device
     # The host's clock does not show whether the producer still runs, on a shared GPU (the wait goes on while others
     # have it) or on streams that share a hardware queue: a copy on the default stream shows it.
@@ -86,10 +84,8 @@ def other_device(device: torch.device) -> torch.device | None:
 
 @contextlib.contextmanager
 def delayed(device: torch.device) -> Iterator[None]:
-    """Begin each other stream of ``device`` that the body uses with a pause; does nothing without CUDA.
-
-    It sees streams selected by ``torch.cuda.set_stream`` (``with torch.cuda.stream``) or a Triton launch, not in C++.
-    """
+    """Begin each other stream of ``device`` that the body uses with a pause; does nothing without CUDA. It sees streams
+    selected by ``torch.cuda.set_stream`` (``with torch.cuda.stream``) or a Triton launch, not in C++."""
     if device.type != "cuda":
         yield
         return
@@ -136,11 +132,8 @@ class Wait:
 
 @contextlib.contextmanager
 def waits() -> Iterator[list[Wait]]:
-    """The lines at which the body waits for the device.
-
-    ``torch.cuda.set_sync_debug_mode`` warns of synchronising operations, but not of ``torch.cuda.synchronize`` and an
-    event's ``synchronize``, so these are replaced in the body.
-    """
+    """The lines at which the body waits for the device. ``torch.cuda.set_sync_debug_mode`` warns of these, but not of
+    ``torch.cuda.synchronize`` and an event's ``synchronize``, which are replaced in the body."""
     seen: list[Wait] = []
     synchronize, of_event = torch.cuda.synchronize, torch.cuda.Event.synchronize
 

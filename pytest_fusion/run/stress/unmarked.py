@@ -44,11 +44,9 @@ def stack() -> list[Frame]:
 
 
 def called(call: Callable[[], Any], prepare: Callable[[], Any], frames: Sequence[Frame] = ()) -> Any:
-    """The result of ``call`` in its own thread, below stand-ins for ``frames``; raises what it raises.
-
-    Without ``frames`` pytest is hidden, with them nothing is. ``prepare`` runs first in the thread (devices are chosen
-    by thread). Raises ``TimeoutError`` if the call does not end.
-    """
+    """The result of ``call`` in its own thread, below stand-ins for ``frames``; raises what it raises. Without
+    ``frames`` pytest is hidden. ``prepare`` runs first in the thread (devices are chosen by thread). Raises
+    ``TimeoutError`` if the call does not end."""
     for frame in reversed(frames):
         # A function that calls its argument and has this frame's attributes.
         call = partial(_disguised(_call, frame), call)

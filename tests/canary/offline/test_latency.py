@@ -33,7 +33,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         return seconds[call.func.__name__], True
 
     def compared(candidate: float, control: float) -> Blocks:
-        return Blocks(((candidate,) * 5,) * 10, ((control,) * 5,) * 10, True, True)
+        return Blocks(((candidate,) * 5,) * 10, ((control,) * 5,) * 10, True)
 
     monkeypatch.setattr(paired_latency, "opened", lambda device: SimpleNamespace(cache=1))
     monkeypatch.setattr(paired_latency, "alone", lambda device: contextlib.nullcontext())

@@ -51,10 +51,8 @@ class DrawsError(ValueError):
 
 
 class Referee:
-    """Measures the accuracy of one call at a time. ``offer`` waits for no device; ``look`` is for another thread.
-
-    The reference runs on the host, also for tensors of a GPU, in a share of one thread's time.
-    """
+    """Measures the accuracy of one call at a time. ``offer`` waits for no device; ``look`` is for another thread. The
+    reference runs on the host, also for tensors of a GPU, in a share of one thread's time."""
 
     def __init__(self, spec: FusionSpec, names: Names) -> None:
         self._spec = spec
@@ -169,8 +167,6 @@ def _errors(exact: Tensor, ours: Tensor, theirs: Tensor) -> tuple[float, float]:
 # Seconds of budget that may be spent in advance, so that bursts of calls are compared too.
 _AHEAD_S = 1.0
 Kernel = Callable[..., Any]
-# How a kernel is run: called with it, its arguments and keywords.
-Runner = Callable[[Kernel, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Budget:
@@ -204,7 +200,7 @@ class Chosen(NamedTuple):
 
 class Measures:
     """Times both kernels and measures their errors, within ``budget``.
-    ``choose`` and ``take`` are for any thread and wait for no device; ``look`` may wait. ``watched`` runs the
+    ``choose`` and ``take`` are for any thread and wait for no device; ``look`` may wait. ``watchdog`` runs the
     candidate. Errors are measured with a ``spec`` whose reference has one right answer."""
 
     def __init__(
@@ -213,13 +209,13 @@ class Measures:
         policy: Policy,
         spec: FusionSpec | None,
         names: Names,
-        watched: Runner,
+        watchdog: Watchdog,
         comparisons: Comparisons,
         ledger: Ledger,
         forms: Forms,
     ) -> None:
         self._incumbent, self._candidate = kernels
-        self._watched = watched
+        self._watchdog = watchdog
         # The incumbent also runs under a watchdog: what Python does before a call of 20 us was worth 2.6 % of it.
         self._alike = Watchdog(math.inf).run
         self._comparisons = comparisons
@@ -314,7 +310,7 @@ class Measures:
 
     def _run_candidate(self, span: Span, bucket: str, copies: Copies) -> Observation | None:
         try:
-            self._watched(span.around(self._candidate), copies.args, copies.kwargs)
+            self._watchdog.run(span.around(self._candidate), copies.args, copies.kwargs)
         except CandidateHungError:
             return Observation("hang", bucket, "it ran for too long when it was run again to be timed")
         except Exception as error:

@@ -37,14 +37,6 @@ VARYING = object()
 _MOST_SIGNATURES = 4096
 
 
-@dataclass(slots=True)
-class Compared:
-    """Differences of two results: ``sums`` has a float64 row of ``FIELDS`` for each output, on its device."""
-
-    sums: list[Tensor]
-    reason: str = ""
-
-
 def structure(value: object) -> str:
     """A result's nesting, shapes, dtypes and devices as text; equal texts are equal structures."""
     parts = [
@@ -85,18 +77,18 @@ class Forms:
             self._known[signature] = VARYING
 
 
-def compare(incumbent: object, candidate: object, tolerance: Tolerance | None) -> Compared:
-    """The differences of the results; ``reason`` is set where structures or plain values differ."""
+def compare(incumbent: object, candidate: object, tolerance: Tolerance | None) -> list[Tensor] | str:
+    """A row of `sums_of` for each output; the reason for none where structures or plain values differ."""
     ours, theirs = structure(incumbent), structure(candidate)
     if ours != theirs:
-        return Compared([], f"the incumbent returns {ours}, the candidate {theirs}")
+        return f"the incumbent returns {ours}, the candidate {theirs}"
     sums = []
     for one, other in zip(leaves(incumbent), leaves(candidate), strict=True):
         if one.is_tensor:
             sums.append(sums_of(one.value.detach(), other.value.detach(), tolerance))
         elif not _same(one, other):
-            return Compared([], f"{one.path or 'the result'} is {one.value!r} and {other.value!r} from the candidate")
-    return Compared(sums)
+            return f"{one.path or 'the result'} is {one.value!r} and {other.value!r} from the candidate"
+    return sums
 
 
 def _same(one: Leaf, other: Leaf) -> bool:
@@ -226,12 +218,10 @@ class Comparisons:
     ) -> Observation | None:
         """Compares two results and the arguments afterwards; an observation where no device is needed. ``copied`` names
         the kernel that ran on the copies; in arm ``"itself"`` the incumbent ran there in the candidate's place."""
-        results = compare(incumbent, candidate, self._tolerance)
-        if results.reason:
-            return Observation("structure", bucket, results.reason, arm=arm, call=call)
-        labels = ["the result" for _ in results.sums]
-        held = [False for _ in results.sums]
-        rows = list(results.sums)
+        rows = compare(incumbent, candidate, self._tolerance)
+        if isinstance(rows, str):
+            return Observation("structure", bucket, rows, arm=arm, call=call)
+        labels, held = ["the result"] * len(rows), [False] * len(rows)
         for pair in copies.pairs:
             if pair.name in self._scratch:
                 continue

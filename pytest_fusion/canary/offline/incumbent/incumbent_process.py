@@ -7,9 +7,8 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -66,9 +65,7 @@ class Process:
         self, op: str, *, seconds: float | None, pulse: Callable[[], None] = lambda: None, **what: Any
     ) -> dict[str, Any]:
         """Send a request and return the answer. Raises ``WorkerLost``; ``NoOpponentError``, ``CanaryError`` if refused.
-
-        ``seconds`` limits each call that the kernel makes for it; ``pulse`` is called after each.
-        """
+        ``seconds`` limits each call that the kernel makes for it; ``pulse`` is called after each."""
         if self._worker is None:
             raise WorkerLost("its pipe is closed")
         answer = self._worker.request(op, seconds=seconds, pulse=lambda _: pulse(), **what)
@@ -108,15 +105,16 @@ class Remote:
         # Called whenever the process shows that it is alive.
         self.pulse: Callable[[], None] = lambda: None
 
-    def _request(self, op: str, case: Case, **what: Any) -> dict[str, Any]:
-        return self._process.request(op, seconds=self._seconds, pulse=self.pulse, case=case.as_json(), **what)
+    def _request(self, op: str, *, seconds: float | None = None, **what: Any) -> Any:
+        """What the method ``op`` of `ServedKernel` returns."""
+        return self._process.request(op, seconds=seconds or self._seconds, pulse=self.pulse, **what)["found"]
 
     def judge(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
-        return Ran(**self._request("judge", case, again=again, alone=alone)["ran"])
+        return Ran(**self._request("judge", case=case.as_json(), again=again, alone=alone))
 
     def measure(self, case: Case) -> Measured:
         file = self._process.folder / "results"
-        answer = self._request("measure", case, file=os.fspath(file))
+        answer = self._request("measure", case=case.as_json(), file=os.fspath(file))
         found = Measured(str(answer["inputs"]), str(answer["reference"]), {}, answer["memory"], str(answer["problem"]))
         if answer["results"]:
             found.outputs = read_tensors(file, self._device)
@@ -124,39 +122,32 @@ class Remote:
         return found
 
     def count(self, case: Case) -> Counts | Uncounted:
-        answer = self._request("count", case)
-        return Counts.from_json(answer["counts"]) if "counts" in answer else Uncounted(str(answer["reason"]))
+        found = self._request("count", case=case.as_json())
+        return Uncounted(found) if isinstance(found, str) else Counts.from_json(found)
 
     def compiled(self, keys: Sequence[str]) -> Compiled:
-        return Compiled(**self._process.request("compiled", seconds=self._seconds, keys=list(keys))["found"])
+        return Compiled(**self._request("compiled", keys=list(keys)))
 
     def spills(self, sized: Sequence[tuple[str, Case]]) -> Spills:
         cases = [[text, case.as_json()] for text, case in sized]
-        return Spills(**self._process.request("spills", seconds=START_S, sized=cases)["found"])
+        return Spills(**self._request("spills", seconds=START_S, sized=cases))
 
     def timer(self, case: Case, what: Timed) -> RemoteTimer:
         """A timer like `paired_latency.timer`, in the process. Raises ``CanaryError`` if the case cannot be timed."""
-        return RemoteTimer(self, str(self._request("time", case, what=what)["source"]))
-
-    def sample(self) -> float:
-        """Seconds of a call, by the last :meth:`timer`."""
-        return float(self._process.request("sample", seconds=self._seconds, pulse=self.pulse)["seconds"])
+        source = str(self._request("time", case=case.as_json(), what=what))
+        return RemoteTimer(lambda: float(self._request("sample")), source)
 
     def untime(self) -> None:
         """Free the tensors of the batch that was timed."""
-        self._process.request("untime", seconds=self._seconds)
+        self._request("untime")
 
 
 # A kernel that can be judged and measured case by case, in this or another process.
 Opponent = Kernel | Remote
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteTimer:
+class RemoteTimer(NamedTuple):
     """Times a batch of calls in the other process, in its device seconds; ``source`` is a digest of the function."""
 
-    remote: Remote
+    seconds: Callable[[], float]
     source: str
-
-    def seconds(self) -> float:
-        return self.remote.sample()

@@ -66,9 +66,7 @@ def resolve(called: str, start: Path) -> Revision:
 
 def check_out(revision: Revision, folder: Path) -> tuple[str, ...]:
     """Writes the revision's files to the empty ``folder``, and returns a sentence for each kind of missing file.
-
-    Ignores filters and line endings of ``.gitattributes``. Raises ``CanaryError`` for a missing object, ``OSError``.
-    """
+    Ignores filters and line endings of ``.gitattributes``. Raises ``CanaryError`` for a missing object, ``OSError``."""
     own = folder / ".git"
     form = _text(revision, revision.top, "rev-parse", "--show-object-format")
     _text(revision, folder, "init", "--quiet", "--template=", f"--object-format={form}")

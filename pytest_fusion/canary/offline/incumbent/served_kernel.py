@@ -36,18 +36,18 @@ class ServedKernel:
         # The one batch of calls that is timed here, in turns with one in the other process.
         self._timer: Any = None
 
-    def answer(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def answer(self, message: Mapping[str, Any]) -> Any:
+        """The result of the requested method, in JSON types."""
         arguments = {name: value for name, value in message.items() if name not in ("id", "op")}
         if "case" in arguments:
             arguments["case"] = Case.from_json(arguments["case"])
-        found: dict[str, Any] = getattr(self, message["op"])(**arguments)
-        return found
+        return getattr(self, message["op"])(**arguments)
 
     def judge(self, case: Case, *, again: bool, alone: bool) -> dict[str, Any]:
         wrong = misfit(self.kernel.spec, case)
         if wrong is not None:
-            return {"ran": Ran("rejected", FOREIGN, f"the case does not fit its spec there: {wrong}").as_json()}
-        return {"ran": self.kernel.judge(case, again=again, alone=alone).as_json()}
+            return Ran("rejected", FOREIGN, f"the case does not fit its spec there: {wrong}").as_json()
+        return self.kernel.judge(case, again=again, alone=alone).as_json()
 
     def measure(self, case: Case, file: str) -> dict[str, Any]:
         found = self.kernel.measure(case)
@@ -56,31 +56,31 @@ class ServedKernel:
         facts = {name: getattr(found, name) for name in ("inputs", "reference", "memory", "problem")}
         return {**facts, "results": bool(found.outputs)}
 
-    def count(self, case: Case) -> dict[str, Any]:
+    def count(self, case: Case) -> dict[str, Any] | str:
         counts = self.kernel.count(case)
-        return {"reason": counts.reason} if isinstance(counts, Uncounted) else {"counts": counts.as_json()}
+        return counts.reason if isinstance(counts, Uncounted) else counts.as_json()
 
     def compiled(self, keys: Sequence[str]) -> dict[str, Any]:
-        return {"found": asdict(self.kernel.compiled(keys))}
+        return asdict(self.kernel.compiled(keys))
 
     def spills(self, sized: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-        return {"found": asdict(self.kernel.spills([(text, Case.from_json(case)) for text, case in sized]))}
+        return asdict(self.kernel.spills([(text, Case.from_json(case)) for text, case in sized]))
 
-    def time(self, case: Case, what: Timed) -> dict[str, Any]:
+    def time(self, case: Case, what: Timed) -> str:
         kernel = self.kernel
         device = torch.device("cuda", kernel.context.device.index or 0)
         with _refusing():
             self._timer = paired_latency.timer(kernel.context, case, what, device, on_device.opened(device).cache)
-        return {"source": latency.digest(kernel.spec.fused if what == "fused" else kernel.spec.reference)}
+        return latency.digest(kernel.spec.fused if what == "fused" else kernel.spec.reference)
 
-    def sample(self) -> dict[str, Any]:
+    def sample(self) -> float:
+        """Seconds of a call of what was last passed to `time`."""
         with _refusing():
-            return {"seconds": self._timer.seconds()}
+            return float(self._timer.seconds())
 
-    def untime(self) -> dict[str, Any]:
+    def untime(self) -> None:
         self._timer = None
         torch.cuda.empty_cache()
-        return {}
 
 
 @contextmanager

@@ -173,7 +173,7 @@ def _answer_all(link: _Link, spec: FusionSpec, device: str, extra: Mapping[str, 
             link.answer(**{"foreign" if checkout else "shared": found})
             return
         try:
-            link.answer(**served.answer(message))
+            link.answer(found=served.answer(message))
         except ContextLost as lost:
             link.answer(gone=str(lost))
             os._exit(1)  # no later result on this context means anything

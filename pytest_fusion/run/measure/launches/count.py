@@ -25,12 +25,10 @@ def count(
     capture: bool = True,
     cross_check: bool = True,
 ) -> Counts | Uncounted:
-    """The launches of one call, after warm-up calls that compile and tune. Raises what the call raises.
-
-    ``arguments`` are its tensors, nested in any way. ``prepare`` runs before each call, uncounted, to restore what
-    calls write. On a GPU the nodes of a captured graph count, and the profiler cross-checks them. ``cross_check=False``
-    uses the profiler only if the capture fails, ``capture=False`` only the profiler.
-    """
+    """The launches of one call, after warm-up calls that compile and tune. Raises what the call raises. ``arguments``
+    are its tensors, nested in any way. ``prepare`` runs before each call, uncounted, to restore what calls write. On a
+    GPU the nodes of a captured graph count, cross-checked by the profiler: without ``cross_check`` it is used only if
+    the capture fails, without ``capture`` alone."""
     if device.type == "cuda":
         graph = captured(call, device, prepare=prepare) if capture else Uncounted("capture was switched off")
         if isinstance(graph, Counts) and not cross_check:

@@ -32,16 +32,12 @@ _KINDS: Final = {"kernel": "kernel", "gpu_memcpy": "memcpy", "gpu_memset": "mems
 
 _US: Final = 1e-6
 
-Window = Counter[tuple[str, str]]
-
 
 def profiled(
     call: Callable[[], Any], device: torch.device, *, prepare: Callable[[], None] | None = None
 ) -> Counts | Uncounted:
-    """The launches of one call on a CUDA device, on any stream. Raises what the call raises.
-
-    ``prepare`` runs uncounted before each call. A first session takes seconds (CUPTI starts), later ones milliseconds.
-    """
+    """The launches of one call on a CUDA device, on any stream. Raises what the call raises. ``prepare`` runs uncounted
+    before each call. A first session takes seconds (CUPTI starts), later ones milliseconds."""
     prepare = prepare or (lambda: None)
     with torch.cuda.device(device):
         prepare()
@@ -112,9 +108,10 @@ def device_events(trace: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def counts_of(events: Iterable[Mapping[str, Any]]) -> Counts | Uncounted:
     """The counts of the last three windows if they agree; ``SENTINELS`` sentinels stand on either side of each."""
-    found = windows(list(events))
-    if isinstance(found, Uncounted):
-        return found
+    inside = _inside(list(events))
+    if isinstance(inside, Uncounted):
+        return inside
+    found = [Counter((_KINDS[str(event["cat"])], readable(str(event["name"]))) for event in one) for one in inside]
     first = found[0]
     if any(window != first for window in found):
         listed = ", ".join(
@@ -124,14 +121,6 @@ def counts_of(events: Iterable[Mapping[str, Any]]) -> Counts | Uncounted:
     totals = {kind: sum(n for (k, _), n in first.items() if k == kind) for kind in _KINDS.values()}
     names = named(name for (kind, name), n in first.items() if kind == "kernel" for _ in range(n))
     return Counts(totals["kernel"], totals["memcpy"], totals["memset"], names, "profiler")
-
-
-def windows(events: list[Mapping[str, Any]]) -> list[Window] | Uncounted:
-    """The counted activities of each of the last ``WINDOWS`` calls."""
-    found = _inside(events)
-    if isinstance(found, Uncounted):
-        return found
-    return [Counter((_KINDS[str(event["cat"])], readable(str(event["name"]))) for event in inside) for inside in found]
 
 
 def _inside(events: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]] | Uncounted:

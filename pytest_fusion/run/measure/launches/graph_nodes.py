@@ -28,10 +28,8 @@ class UncountableError(Exception):
 def captured(
     call: Callable[[], Any], device: torch.device, *, prepare: Callable[[], None] | None = None
 ) -> Counts | Uncounted:
-    """Capture one call on a CUDA device after three warm-up calls, and count the graph's nodes.
-
-    ``prepare`` runs uncounted before each. Streams that do not wait for this one are missed. Raises warm-up errors.
-    """
+    """Capture one call on a CUDA device after three warm-up calls, and count the graph's nodes. ``prepare`` runs
+    uncounted before each. Misses streams that do not wait for this one. Raises warm-up errors."""
     try:
         graph, result = capture.captured(lambda _: call(), device, prepare=prepare, keep=True)
     except capture.CaptureFailed as error:

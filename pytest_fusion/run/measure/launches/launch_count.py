@@ -12,13 +12,11 @@ Method = Literal["graph", "profiler", "modelled"]
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The launches of one call.
-
-    ``memcpy`` and ``memset`` run on copy engines; ``names`` are the kernels' names with their counts, sorted by name.
-    ``method``: ``"graph"`` (nodes of a captured CUDA graph), ``"profiler"`` (CUPTI's records) or ``"modelled"`` (a
-    lower bound from interpreted launches and torch operators). ``agreed``: a second method counted the same; ``None``
-    without one. ``doubts``: why the true number may be larger, or, for a modelled call, differ.
-    """
+    """The launches of one call; ``memcpy`` and ``memset`` run on copy engines; ``names`` are the kernels' names,
+    sorted, with their counts. ``method``: ``"graph"`` (nodes of a captured CUDA graph), ``"profiler"`` (CUPTI's
+    records) or ``"modelled"`` (a lower bound from interpreted launches and torch operators). ``agreed``: a second
+    method counted the same; ``None`` without one. ``doubts``: why the true number may be larger, or, for a modelled
+    call, differ."""
 
     kernels: int
     memcpy: int

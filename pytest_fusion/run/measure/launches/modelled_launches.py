@@ -39,35 +39,33 @@ _TOO_LATE = "code was compiled during the call that was counted, and its kernels
 
 @dataclass(slots=True)
 class Compiled:
-    """The kernels by name, and why they prove little; ``late``: later compilations are not counted."""
+    """The kernels by name, and why they prove little."""
 
     kernels: Counter[str] = field(default_factory=Counter)
     doubts: list[str] = field(default_factory=list)
-    late: bool = False
 
 
 @contextlib.contextmanager
 def counted() -> Iterator[Compiled]:
-    """Count the calls of kernels compiled before the body; does nothing before Inductor is imported.
-
-    Touches the modules in ``torch._inductor.codecache.PyCodeCache.modules`` (torch 2.11 and 2.13): each of their
-    functions ``cpp_fused_...`` is one kernel.
-    """
-    found = Compiled()
-    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
-    before = len(getattr(cache, "modules", ()))
+    """Count the calls of kernels compiled before the body; does nothing before Inductor is imported. Touches the
+    modules in ``torch._inductor.codecache.PyCodeCache`` (torch 2.11 and 2.13), whose functions ``cpp_fused_...`` are
+    one kernel each."""
+    found, before = Compiled(), _compiled_modules()
     with contextlib.ExitStack() as stack:
-        for module in list(getattr(cache, "modules", ())):
+        for module in before:
             for name, kernel in list(vars(module).items()):
                 if name.startswith("cpp_") and callable(kernel):
                     stack.enter_context(holding(module, **{name: _noting(found.kernels, name, kernel)}))
         yield found
     if found.kernels:
         found.doubts.append(_NOT_A_GPU)
-    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
-    if len(getattr(cache, "modules", ())) > before:
-        found.late = True
+    if len(_compiled_modules()) > len(before):
         found.doubts.append(_TOO_LATE)
+
+
+def _compiled_modules() -> list[Any]:
+    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    return list(getattr(cache, "modules", ()))
 
 
 def _noting(kernels: Counter[str], name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,12 +117,9 @@ class _Log:
 
 
 def modelled(call: Callable[[], Any], arguments: Any, *, prepare: Callable[[], None] | None = None) -> Modelled:
-    """Count one call on tensors of the CPU or of a GPU. Raises what the call raises.
-
-    ``arguments``: its tensors, nested in any way, all on the device. ``prepare`` restores what a call writes. Call it
-    once before: tuning inside the counted call counts too. A call that compiles counts again. A backward uses CPU
-    formulas.
-    """
+    """Count one call on tensors of the CPU or of a GPU. Raises what the call raises. ``arguments``: its tensors, nested
+    in any way, all on the device. ``prepare`` restores what it writes. Call it once before: tuning inside the counted
+    call counts too. A call that compiles counts again. A backward uses CPU formulas."""
     found, late = _once(call, arguments)
     if late:
         if prepare is not None:
@@ -155,7 +150,7 @@ def _once(call: Callable[[], Any], arguments: Any) -> tuple[Modelled, bool]:
     memcpy = sum(one.kind == "memcpy" for one in work)
     counts = Counts(len(kernels), memcpy, 0, named(kernels), "modelled", doubts=tuple(doubts))
     bounds = not (compiled.doubts or log.other)
-    return Modelled(counts, work, bounds), compiled.late
+    return Modelled(counts, work, bounds), _TOO_LATE in compiled.doubts
 
 
 @contextlib.contextmanager

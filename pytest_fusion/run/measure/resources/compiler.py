@@ -74,7 +74,7 @@ def tried(live: Live, target: Target, attempt: Callable[[Live], T]) -> T | Resou
     except MemoryError:
         return failed("unknown", "the compiler ran out of memory")
     except Exception as error:  # noqa: BLE001 - whatever the compiler raises is its verdict on the kernel
-        if type(error).__name__ == "CompileTimeAssertionFailure" or _caused_by(error, "CompileTimeAssertionFailure"):
+        if _caused_by(error, "CompileTimeAssertionFailure"):
             reason = f"a static_assert of the kernel refuses {target.name}: {_message(error)}"
             return failed("unknown", reason, note=_DELIBERATE)
         if _LACKS.search(_message(error)):
@@ -88,9 +88,7 @@ def tried(live: Live, target: Target, attempt: Callable[[Live], T]) -> T | Resou
 
 def run_compiler(live: Live, *, front_end: bool = False) -> tuple[Any, float | None]:
     """The compiled kernel for the modelled device, and the seconds that took; ``None`` if it was in the cache.
-
-    ``front_end`` stops at Triton's own IR, without a kernel. Raises what Triton raises.
-    """
+    ``front_end`` stops at Triton's own IR, without a kernel. Raises what Triton raises."""
     kernel = live.kernel
     memory, keys, target, backend, _ = kernel.create_binder()
     answer = live.bound, live.specialised

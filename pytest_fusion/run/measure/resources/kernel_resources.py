@@ -64,12 +64,9 @@ class _Wanted:
 
 
 def resources_of(spec: FusionSpec, sizes: Sequence[Sizes], targets: Sequence[Target]) -> list[Report]:
-    """One report for each of ``sizes`` (as in ``bench=``) and target; kernels compile in parallel, none runs.
-
-    The launcher is called once a size and target, in a process without the interpreter, on tensors of zeros that say
-    they are on that GPU; with gradients where the spec has ``grad=``. Raises ``SpecError`` for sizes that the spec does
-    not admit.
-    """
+    """One report for each of ``sizes`` (as in ``bench=``) and target; kernels compile in parallel, none runs. The
+    launcher is called once for each, without the interpreter, on tensors of zeros that say they are on that GPU; with
+    gradients where the spec has ``grad=``. Raises ``SpecError`` for sizes that the spec does not admit."""
     return resources_of_all([(spec, sizes)], targets)[0]
 
 
@@ -125,9 +122,7 @@ def graded(spec: FusionSpec) -> tuple[str, ...]:
 
 def arguments_of(spec: FusionSpec, sizes: Sizes) -> dict[str, Any]:
     """The inputs at ``sizes``, contiguous, floating ones zero; unnamed properties are as plain as the spec admits.
-
-    Raises ``SpecError`` for an unknown name, a missing dim, and a size that is too small or not the required multiple.
-    """
+    Raises ``SpecError`` for an unknown name, a missing dim, a size too small or not the required multiple."""
     for name in spec.dim_names:
         if name not in sizes:
             raise SpecError(f"{spec.name}: the sizes {dict(sizes)} leave out {name!r}; add it")

@@ -19,11 +19,9 @@ from pytest_fusion.run.measure.resources.specialiser import Live, NotSpecialised
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """One launch. ``specialisation`` is ``None`` if it cannot be described; ``reason`` says why.
-
-    ``others``: those of the other configs that an autotuner can choose, as it skips one that does not fit. ``live`` and
-    ``live_others`` hold the kernels themselves and stay in this process.
-    """
+    """One launch; ``specialisation`` is ``None`` for the ``reason`` that it cannot be described. ``others``: those of
+    the other configs that an autotuner can choose, as it skips one that does not fit. The kernels in ``live`` and
+    ``live_others`` stay in this process."""
 
     kernel: str
     specialisation: Specialisation | None
@@ -94,11 +92,8 @@ def _launch(tuner: Any, config: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 @contextmanager
 def noted(into: list[Noted], *, run: bool = True, then: Callable[[Any, Noted], None] | None = None) -> Iterator[None]:
-    """Note every launch; does nothing where Triton was not imported.
-
-    ``run=False`` leaves the kernels out: what they would write stays as it is. ``then`` is called after each launch
-    with what it returned, a compiled kernel on a GPU.
-    """
+    """Note every launch; does nothing where Triton was not imported. ``run=False`` leaves the kernels out: nothing is
+    written. ``then`` is called after each launch with what it returned, a compiled kernel on a GPU."""
     notes = _Notes(into, run, then)
     with contextlib.ExitStack() as stack:
         for module, class_, replacement in (

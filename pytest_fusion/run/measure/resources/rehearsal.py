@@ -72,10 +72,8 @@ def sent(function: Any, arguments: Mapping[str, Any], backward: tuple[str, ...])
 
 
 def rehearse(call: str) -> tuple[list[Noted], str, bool]:
-    """The launches of one call, why there may be more (what it raised, empty if nothing), and whether it read values.
-
-    None of the kernels runs. Raises ``NotSentError`` where the call cannot be made here.
-    """
+    """The launches of one call, why there may be more (what it raised, or empty), and whether it read values. None of
+    the kernels runs. Raises ``NotSentError`` where the call cannot be made here."""
     function, arguments, backward = from_text(call)
     for name in backward:
         if isinstance(arguments.get(name), torch.Tensor) and arguments[name].dtype.is_floating_point:

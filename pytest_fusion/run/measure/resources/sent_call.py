@@ -81,10 +81,8 @@ def _follow(module: Any, path: str) -> Any:
 
 
 def _imported(name: str, path: str, file: str) -> Any:
-    """The object at ``path`` of the module ``name``, which ``file`` defines where no module has that name.
-
-    Raises ``NotSentError``; with the error of the module itself.
-    """
+    """The object at ``path`` of the module ``name``, which ``file`` defines where no module has that name. Raises
+    ``NotSentError``, with the error of the module itself."""
     try:
         try:
             module = sys.modules.get(name) or importlib.import_module(name)

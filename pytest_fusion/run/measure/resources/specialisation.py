@@ -22,21 +22,14 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """One parameter of a kernel as Triton's specialiser sees it.
-
-    ``type`` is Triton's (``"*fp16"``, ``"i32"``, ``"constexpr"``), ``hint`` a further guarantee (``"D"``: divisible by
-    16), ``value`` that of a constant. Tuples have lists of each.
-    """
+    """One parameter of a kernel as Triton's specialiser sees it: Triton's ``type`` (``"*fp16"``, ``"i32"``,
+    ``"constexpr"``), a further guarantee as ``hint`` (``"D"``: divisible by 16), a constant's ``value``. Tuples have
+    lists of each."""
 
     name: str
     type: Json
     hint: Json = None
     value: Json = None
-
-    def __str__(self) -> str:
-        if self.type == "constexpr":
-            return f"{self.name}={shown(self.value)}"
-        return f"{self.name}: {shown(self.type)}" + (" (divisible by 16)" if self.hint == "D" else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +80,8 @@ _NOTHING = ("argument", None, None, None)
 
 
 def recompilations(launches: Iterable[Specialisation]) -> list[tuple[str, int]]:
-    """``(reason, count)`` of every compilation but each kernel's first, most frequent reason first.
-
-    ``launches`` are a sweep's, in order. A reason has all differences from the most similar earlier compilation.
-    """
+    """``(reason, count)`` of every compilation but each kernel's first over a sweep's ``launches``, most frequent
+    first. A reason has all differences from the most similar earlier compilation."""
     known: dict[tuple[str, str, int], list[Specialisation]] = {}
     seen: set[str] = set()
     reasons: Counter[str] = Counter()

@@ -82,10 +82,7 @@ class Live:
 
 
 def bind(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Live:
-    """The arguments of a launch as Triton's own binder sees them.
-
-    Raises ``NotSpecialisedError`` for what Triton refuses to specialise.
-    """
+    """The arguments of a launch as Triton's own binder sees them. Raises ``NotSpecialisedError`` if it refuses them."""
     try:
         bound, specialised, options = _binder(kernel)(*args, **kwargs)
     except (TypeError, ValueError, AttributeError, ImportError) as error:

@@ -29,10 +29,8 @@ _DECLARES_RESERVED = 9
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A compute capability and its limits, in bytes; ``multiprocessors`` are those of ``device``.
-
-    ``shared`` is a multiprocessor's, ``shared_per_block`` a block's most, ``shared_reserved`` the system's part of it.
-    """
+    """A compute capability and its limits, in bytes; ``multiprocessors`` are those of ``device``. ``shared`` is a
+    multiprocessor's, ``shared_reserved`` the system's part of it."""
 
     name: str
     major: int
@@ -43,11 +41,6 @@ class Target:
     shared_reserved: int
     device: str
     multiprocessors: int
-
-    @property
-    def capability(self) -> int:
-        """``90`` for compute capability 9.0, as in Triton."""
-        return self.major * 10 + self.minor
 
     @property
     def shared_per_block(self) -> int:
@@ -132,12 +125,10 @@ Status = Literal["compiled", "refused", "unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """One kernel, as one target's compiler sees it.
-
-    ``status`` is ``"compiled"``, ``"refused"`` (it cannot run there, for ``reason``, at ``line`` of ``file`` if known)
-    or ``"unknown"`` (for ``reason``). Registers and ``local_bytes`` (spills and indexed arrays) are per thread, shared
-    memory, in bytes, per block. ``seconds`` is the compile time, ``None`` for a result from Triton's cache.
-    """
+    """One kernel, as one target's compiler sees it. ``status`` is ``"compiled"``, ``"refused"`` (it cannot run there,
+    for ``reason``, at ``line`` of ``file`` if known) or ``"unknown"`` (for ``reason``). Registers and ``local_bytes``
+    (spills and indexed arrays) are per thread, bytes of shared memory per block. ``seconds`` is the compile time,
+    ``None`` for a result from Triton's cache."""
 
     kernel: str
     target: str

@@ -16,10 +16,8 @@ import torch
 
 @contextlib.contextmanager
 def alone(what: torch.device | str) -> Iterator[None]:
-    """Wait until no work ``beside`` and no other timing runs on the GPU; later ones wait for this body.
-
-    A name instead of a device stands for another resource that one process of a user has at a time.
-    """
+    """Wait until no work ``beside`` and no other timing runs on the GPU; later ones wait for this body. A name instead
+    of a device is another resource that one process of a user has at a time."""
     with _held(what if isinstance(what, str) else _gpu(what), shared=False):
         yield
 

@@ -35,10 +35,8 @@ def copies_needed(touched: int, cache: int) -> int:
 
 def rotated(logical: Mapping[str, Any], count: int, room: int) -> tuple[list[dict[str, Any]], bool]:
     """``count`` sets of arguments in own tensors, and whether there are so many; fewer if they exceed ``room`` bytes.
-
-    Calls that share a set are warmer. All sets of a device share one piece of memory, as their addresses matter: eight
-    times anew on an H200, ten separate copies of 33 MB took 18.4 to 19.2 us to read, those in one piece 18.8 to 18.9.
-    """
+    Calls that share a set are warmer. A device's sets are one piece of memory, as addresses matter: eight times anew on
+    an H200, ten separate copies of 33 MB took 18.4 to 19.2 us to read, those in one piece 18.8 to 18.9."""
     own = tensors_of(logical)
     size = max(1, bytes_of(own))
     made_sets = max(1, min(count, room // size))
@@ -114,12 +112,10 @@ class Replayed:
     _held: list[Any]
 
     def seconds(self) -> float:
-        """Device seconds a call, over one run of the batch; waits for it.
-
-        A graph first runs once untimed: the previous run used other memory, and an idle device begins late. The last
-        calls of that run are far from the first in memory, which stay cold. Calls outside a graph may leave work on
-        streams without events: there the host's clock times all of the device's work.
-        """
+        """Device seconds a call, over one run of the batch; waits for it. A graph first runs once untimed: the previous
+        run used other memory, and an idle device begins late. The last calls of that run are far from the first in
+        memory, which stay cold. Calls outside a graph may leave work on streams without events: there the host's clock
+        times all of the device's work."""
         begun = pristine.perf_counter()
         start, end = (_EVENT(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         stream = torch.cuda.current_stream(self._device)
@@ -137,9 +133,7 @@ def replayed(
     function: Callable[..., Any], sets: Sequence[Mapping[str, Any]], device: torch.device, *, plain: str = ""
 ) -> Replayed:
     """``function(**set)`` for each set, in order, to be timed. Raises what the function raises outside of a capture.
-
-    ``plain``: why a graph would lack some of its work (see ``launches.count``); then it is called without one.
-    """
+    ``plain``: why a graph would lack some of its work (see ``launches.count``); then none is captured."""
 
     def call(turn: int) -> list[Any]:
         with torch.no_grad():

@@ -32,16 +32,15 @@ class Timed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Seconds of each pair of each block; ``settled``: the wanted precision was reached within the budget."""
+    """Seconds of each pair of each block; ``warm``: both had a stable clock before the first."""
 
     candidate: tuple[tuple[float, ...], ...]
     control: tuple[tuple[float, ...], ...]
-    settled: bool
     warm: bool
 
 
-def warmed(things: Sequence[Timed], *, most_s: float = _WARM_MOST_S) -> bool:
-    """Run all in turn until each one's last two medians agree; false if that takes over ``most_s``."""
+def warmed(things: Sequence[Timed]) -> bool:
+    """Run all in turn until each one's last two medians agree; false if that takes over a second."""
     begun = perf_counter()
     seen: list[list[float]] = [[] for _ in things]
     while True:
@@ -50,7 +49,7 @@ def warmed(things: Sequence[Timed], *, most_s: float = _WARM_MOST_S) -> bool:
         spent = perf_counter() - begun
         if spent >= _WARM_S and all(map(_steady, seen)):
             return True
-        if spent >= most_s:
+        if spent >= _WARM_MOST_S:
             return False
 
 
@@ -69,27 +68,25 @@ def paired(
     budget_s: float,
     seed: int = 0,
 ) -> Blocks:
-    """Blocks of ``PAIRS`` pairs until there are ``enough`` or ``MOST_BLOCKS``, or the budget is spent.
-
-    Calls ``enough`` after 10, 20, 40 blocks: more looks find more differences by chance.
-    """
+    """Blocks of ``PAIRS`` pairs until there are ``enough`` or ``MOST_BLOCKS``, or the budget is spent. Calls ``enough``
+    after 10, 20, 40 blocks: more looks find more differences by chance."""
     draw = random.Random(seed)
     warm = warmed((candidate, control))
     ours: list[tuple[float, ...]] = []
     theirs: list[tuple[float, ...]] = []
     begun = perf_counter()
     next_look = FEWEST_BLOCKS
-    while True:
+    while len(ours) < MOST_BLOCKS:
         pairs = [_pair(candidate, control, draw.random() < 0.5) for _ in range(PAIRS)]
         ours.append(tuple(a for a, _ in pairs))
         theirs.append(tuple(b for _, b in pairs))
         if len(ours) == next_look:
             next_look *= 2
             if enough(ours, theirs):
-                return Blocks(tuple(ours), tuple(theirs), True, warm)
-        over = perf_counter() - begun >= budget_s and len(ours) >= FEWEST_BLOCKS
-        if over or len(ours) >= MOST_BLOCKS:
-            return Blocks(tuple(ours), tuple(theirs), False, warm)
+                break
+        if len(ours) >= FEWEST_BLOCKS and perf_counter() - begun >= budget_s:
+            break
+    return Blocks(tuple(ours), tuple(theirs), warm)
 
 
 def _pair(candidate: Timed, control: Timed, first: bool) -> tuple[float, float]:

@@ -43,11 +43,9 @@ def bound(
     moved: float | None, flops: float | None, rates: Sequence[float | None], times: Sequence[float | None]
 ) -> Bound | None:
     """The resource that a faster kernel would have to use better; ``None`` if the measurements do not suffice.
-
     ``rates``: bytes a second of a copy, flops of a product. ``times``: host, span and busy seconds of one call.
-    ``"launch"``: the host takes longer to launch the call than the device to run it, or the device is idle for over
-    three tenths of it. Else moving or computing, whichever takes longer at the ceilings.
-    """
+    ``"launch"``: launching takes longer than running, or the device is idle for over three tenths of it. Else moving or
+    computing, whichever takes longer at the ceilings."""
     (copy_bytes_per_s, matmul_flops_per_s), (host_s, span_s, busy_s) = rates, times
     if host_s is not None and span_s is not None and host_s > span_s:
         return "launch"

@@ -64,11 +64,8 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def ended(command: Sequence[str], *, start: Path, env: Mapping[str, str], seconds: float) -> Ended:
-    """The end of ``command``, run in the folder ``start``.
-
-    Raises ``OSError`` if it cannot start, ``subprocess.TimeoutExpired`` after ``seconds``, killing all that it started:
-    a hanging kernel would occupy the GPU.
-    """
+    """The end of ``command``, run in the folder ``start``. Raises ``OSError`` if it cannot start, ``TimeoutExpired``
+    after ``seconds``, killing all that it started: a hanging kernel would occupy the GPU."""
     process = subprocess.Popen(
         command,
         cwd=start,

@@ -55,11 +55,9 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """One launch of a kernel as the hardware counts it; ``None`` is what this GPU does not count.
-
-    Bytes between the last cache and memory; seconds; ``occupancy``: the share of a multiprocessor's possible warps,
-    averaged over its active cycles; ``tensor_share``: the share of these cycles in which its tensor pipe works.
-    """
+    """One launch of a kernel as the hardware counts it; ``None`` is what this GPU does not count. Bytes between the
+    last cache and memory; seconds; ``occupancy``: the share of a multiprocessor's possible warps, averaged over its
+    active cycles; ``tensor_share``: the share of these cycles in which its tensor pipe works."""
 
     kernel: str
     dram_read_bytes: int | None = None
@@ -80,11 +78,9 @@ def find(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def command(executable: str, log: Path, metrics: Sequence[str], program: Sequence[str]) -> list[str]:
-    """The command line of ncu on a program; ncu writes to ``log``, as the program prints too.
-
-    It leaves the clocks alone, because they time other work on the GPU. ncu empties the caches before each kernel.
-    Kernels count between cudaProfilerStart and cudaProfilerStop.
-    """
+    """The command line of ncu on a program; ncu writes to ``log``, as the program prints too. Clocks stay as they are,
+    because they time other work on the GPU; ncu empties the caches before each kernel. Kernels count between
+    cudaProfilerStart and cudaProfilerStop."""
     options = ["--csv", "--clock-control", "none", "--target-processes", "all", "--replay-mode", "kernel"]
     options += ["--profile-from-start", "off", "--print-units", "base", "--log-file", str(log)]
     return [executable, *options, "--metrics", ",".join(metrics), *program]

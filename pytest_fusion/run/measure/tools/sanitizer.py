@@ -38,10 +38,8 @@ _LIBRARIES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """One report: the tool, its words, and the line of the kernel (``line`` 0 if unknown).
-
-    ``case`` counts from 0 in the order of cases, -1 before the first. ``mild``: the tool calls it a warning.
-    """
+    """One report: the tool, its words, and the line of the kernel (``line`` 0 if unknown). ``case`` counts cases from
+    0, -1 before the first. ``mild``: the tool calls it a warning."""
 
     tool: str
     what: str

@@ -81,8 +81,8 @@ def line_of(name: str, spec: Any, *, verbose: bool) -> str:
 
     without = {**spec.without, **dict.fromkeys(_LEFT_OUT, "not this sweep's")}
     with tempfile.TemporaryDirectory() as root:
-        asked = spec.with_(malformed=True, without=without, bench=(), bench_limits={})
-        record = examine(asked, max_cases=30, first=True, root=Path(root))
+        tried = spec.with_(malformed=True, without=without, bench=(), bench_limits={})
+        record = examine(tried, max_cases=30, first=True, root=Path(root))
     entry = record.checks["malformed"]
     if verbose:
         for call, shown in entry.get("shown", {}).items():

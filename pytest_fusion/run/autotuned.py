@@ -62,6 +62,12 @@ class Tuned:
         given = self.tuner.configs[index].all_kwargs()
         return {name: v if isinstance(v, bool | int | float | str) else str(v) for name, v in given.items()}
 
+    def read(self, index: int) -> tuple[str, Any]:
+        """The kernel's own arguments and the hook from config number ``index``: not warps, unless it takes them."""
+        config = self.tuner.configs[index]
+        own = {name: value for name, value in config.all_kwargs().items() if name in self.tuner.arg_names}
+        return repr(own), config.pre_hook
+
     def blocks(self, index: int) -> dict[str, int]:
         """The kernel arguments of config number ``index`` that may be block sizes, by name."""
         given = self.tuner.configs[index].kwargs

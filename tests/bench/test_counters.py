@@ -128,7 +128,7 @@ import json, os, pathlib, subprocess, sys
 here = pathlib.Path(__file__).parent
 at = sys.argv.index("--metrics")
 metrics, log = sys.argv[at + 1], sys.argv[sys.argv.index("--log-file") + 1]
-with (here / "asked").open("a") as stream:
+with (here / "starts").open("a") as stream:
     print(metrics, file=stream)
 code = subprocess.call(sys.argv[at + 2 :]) if (here / "runs").exists() else 0
 said = (here / "said").read_text()
@@ -179,8 +179,8 @@ class Tool:
         return under_ncu(str(self.path), self.again(), cases)
 
     @property
-    def asked(self) -> list[str]:
-        return (self.folder / "asked").read_text().splitlines()
+    def starts(self) -> list[str]:
+        return (self.folder / "starts").read_text().splitlines()
 
     @property
     def calls(self) -> list[str]:
@@ -223,7 +223,7 @@ def test_nothing_profiled_is_unknown(tool: Tool, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_metric_that_the_gpu_lacks_is_left_out(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ncu is asked again without it, and not for it any more; where it wants none of them, that is the reason."""
+    """ncu runs again without it, and no more with it; where it wants none of them, that is the reason."""
     steps = [(BEGUN, CASES[0], ""), (DONE, CASES[0], "")]
     monkeypatch.setattr(profiled, "steps", lambda _: steps)
     tool.says(marked(1))
@@ -231,7 +231,7 @@ def test_a_metric_that_the_gpu_lacks_is_left_out(tool: Tool, monkeypatch: pytest
     for _ in range(2):
         (found,) = tool.under(CASES[:1])
         assert found.launches[0].dram_read_bytes == 67_121_664
-    named = ["sm__pipe_tensor_cycles_active" in line for line in tool.asked]
+    named = ["sm__pipe_tensor_cycles_active" in line for line in tool.starts]
     assert named == [True, False, False]
     tool.says("==ERROR== no such metrics: " + " ".join(ncu.METRICS))
     assert tool.under(CASES[:1])[0].reason.startswith("ncu says: no such metrics")
@@ -254,17 +254,17 @@ def test_one_process_at_a_time_is_under_ncu(tool: Tool, monkeypatch: pytest.Monk
     def alone(name: str) -> Iterator[None]:
         held.append(name)
         yield
-        held.append(f"{name}, asked {len(tool.asked)} x")
+        held.append(f"{name}, started {len(tool.starts)} x")
 
     monkeypatch.setattr(counters, "alone", alone)
     tool.under(CASES)
-    assert held == ["ncu", "ncu, asked 1 x"]
+    assert held == ["ncu", "ncu, started 1 x"]
     monkeypatch.setattr(counters, "alone", lambda _: tool.folder.read_text())
     assert tool.under(CASES)[0].reason.startswith("ncu could not be started: [Errno 21]")
 
 
 def test_without_a_gpu_or_ncu_the_reason_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is started; and nothing is said where nobody asked."""
+    """Nothing is started; and nothing is said without a request."""
     monkeypatch.setattr(ncu, "find", lambda: None)
     again = Again("t.py::test_f", Path(), "cuda:0")
     (here,) = counted(again, {"a": ONE}, on_gpu=True)
@@ -289,8 +289,8 @@ def test_a_bench_has_the_counters_of_its_entries(tool: Tool, tmp_path: Path, mon
     spec = FusionSpec(name="f", fused=torch.relu, reference=torch.relu, inputs={"input": tensor("n")}, bench=bench)
 
     def measured(again: Again | None) -> Measured:
-        asked = BenchRequest(folder=tmp_path, counters=again)
-        return bench_run.bench(spec, asked, nodeid="t.py::test_f", environment=GPU, extra={})
+        request = BenchRequest(folder=tmp_path, counters=again)
+        return bench_run.bench(spec, request, nodeid="t.py::test_f", environment=GPU, extra={})
 
     plain, more = measured(None), measured(tool.again())
     assert plain.counters == []

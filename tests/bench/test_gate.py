@@ -44,7 +44,7 @@ def too_large(input: torch.Tensor) -> torch.Tensor:
 
 
 def test_what_is_right_passes_without_a_word() -> None:
-    """At the sizes asked for."""
+    """At the sizes of ``bench=``."""
     one = spec(torch.relu)
     assert gate(one, entries(one)[0], {}, CPU).wrong == ""
     assert gate(one, entries(one)[0], {}, CPU).notes == ()
@@ -69,17 +69,17 @@ def test_what_does_not_fit_is_judged_smaller() -> None:
 
 def test_what_is_known_not_to_fit_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """What counts is the largest tensor on the way, here of 9 times the elements of the input."""
-    asked: list[int] = []
+    rows: list[int] = []
 
     def reference(input: torch.Tensor) -> torch.Tensor:
         if input.device.type != "meta":
-            asked.append(len(input))
+            rows.append(len(input))
         return torch.relu(input.repeat(9, 1)[: len(input)])
 
     one = spec(torch.relu, reference)
     monkeypatch.setattr("pytest_fusion.bench.gate._room", lambda device: 9 * 500 * 48 * 224.0)
     found = gate(one, entries(one)[0], {}, CPU)
-    assert (found.wrong, max(asked)) == ("", 256)
+    assert (found.wrong, max(rows)) == ("", 256)
     assert found.notes[0].startswith("its result was judged at rows=256 n=48 float32: there is no memory")
 
     monkeypatch.setattr("pytest_fusion.bench.gate._room", lambda device: 9 * 1024 * 48 * 224.0)

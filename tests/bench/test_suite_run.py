@@ -43,12 +43,12 @@ class Thing:
     takes: float
     says: list[float]
     timer: str = "graph"
-    asked: int = 0
+    calls: int = 0
 
     def seconds(self) -> float:
         self.clock.now += self.takes
-        self.asked += 1
-        return self.says[(self.asked - 1) % len(self.says)]
+        self.calls += 1
+        return self.says[(self.calls - 1) % len(self.says)]
 
 
 def _problem(device: torch.device, n: int) -> Problem:
@@ -152,10 +152,10 @@ def test_samples_are_taken_in_turn_until_they_are_known_well() -> None:
     clock = Clock()
     first, second = Thing(clock, 0.01, [1.0]), Thing(clock, 0.01, [2.0])
     found = interleaved({"a": first, "b": second}, clock=clock, budget_s=10.0)
-    assert first.asked == second.asked
+    assert first.calls == second.calls
     assert found["a"].median == 1.0
     assert len(found["b"].seconds) == FEWEST
-    assert first.asked > FEWEST
+    assert first.calls > FEWEST
 
 
 def test_scattered_samples_end_with_the_budget_or_the_most_rounds() -> None:
@@ -165,7 +165,7 @@ def test_scattered_samples_end_with_the_budget_or_the_most_rounds() -> None:
     assert len(interleaved({"a": slow}, clock=clock, budget_s=1.0)["a"].seconds) == FEWEST
     still = Thing(Clock(), 0.0, [1.0, 2.0])
     assert len(interleaved({"a": still}, clock=Clock(), budget_s=1.0)["a"].seconds) == FEWEST
-    assert still.asked == MOST
+    assert still.calls == MOST
     quick = Thing(clock := Clock(), 0.02, [1.0, 2.0])
     assert len(interleaved({"a": quick}, clock=clock, budget_s=100.0)["a"].seconds) == MOST
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from pytest_fusion.checks.context import CaseResult, Context
 from pytest_fusion.engine import minimum
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.modes import Judge
+from pytest_fusion.engine.profiles import PROFILES
 from pytest_fusion.engine.request import Request
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.run import pristine
@@ -33,7 +36,8 @@ def _spec(fused: Callable[..., Any], reference: Callable[..., Any], inputs: Any,
 
 @pytest.fixture
 def examine(tmp_path: Path) -> Examine:
-    """All checks on up to ``cases`` cases, by default of one float32 matrix ``x``, until the first failure."""
+    """All checks on up to ``cases`` cases, by default of one float32 matrix ``x``, until the first failure; ``seconds``
+    is the budget."""
 
     def judge(
         fused: Callable[..., Any],
@@ -42,12 +46,14 @@ def examine(tmp_path: Path) -> Examine:
         *,
         cases: int = 12,
         seed: int = 0,
+        seconds: float = math.inf,
         **keywords: Any,
     ) -> TestRecord:
         def outer() -> None: ...
 
         search.adopt(outer, outer)
-        request = Request(nodeid="test", isolate="off", root=tmp_path, seed=seed, max_cases=cases, first=True)
+        profile = replace(PROFILES["dev"], budget_s=seconds)
+        request = Request("test", profile=profile, isolate="off", root=tmp_path, seed=seed, max_cases=cases, first=True)
         return Judge().run(Job(_spec(fused, reference, inputs, keywords), request, outer, {}))
 
     return judge

@@ -76,6 +76,43 @@ def test_configs_of_one_result_fulfil_the_promise(examine: Any) -> None:
     assert record.checks["invariance"]["verdict"] == "pass"
 
 
+def test_a_difference_past_the_smaller_block_is_found(examine: Any) -> None:
+    """Rows of up to 256 columns are one block under either config, and have the same bits."""
+    configs = [triton.Config({"BLOCK": size, "WAYS": size}) for size in (256, 1024)]
+    fused = by_rows(triton.autotune(configs, key=["columns"])(row_sum))
+    longer = {**DIMS, "columns": dim(0, 700)}
+    record: TestRecord = examine(fused, summed, MATRIX, dims=longer, cases=60, invariant="configs")
+    assert (record.failed_check, record.cause) == ("configs", "config-variant-bits"), record.message
+    assert record.case is not None
+    assert record.case["dims"]["columns"] > 256
+
+
+def test_configs_that_an_interpreted_kernel_cannot_tell_apart_are_one(examine: Any) -> None:
+    """More numbers of warps and stages than configs that run; the kernel reads neither."""
+    configs = [
+        triton.Config({"BLOCK": 64, "WAYS": 32}, num_warps=warps, num_stages=stages)
+        for warps in (1, 2, 4, 8, 16)
+        for stages in (1, 2, 3, 4, 5, 6)
+    ]
+    fused = by_rows(triton.autotune(configs, key=["columns"])(row_sum))
+    record: TestRecord = examine(fused, summed, MATRIX, dims=DIMS, cases=60)
+    (group,) = record.checks["configs"]["classes"]["row_sum"]
+    assert [one["number"] for one in group] == list(range(30))
+
+
+@pytest.mark.parametrize("promise", [{}, {"invariant": "configs"}], ids=["of interest", "promised"])
+def test_under_a_budget_some_configs_stand_for_all(examine: Any, promise: dict[str, str]) -> None:
+    """The hazard needs two of them; a promise is held for each."""
+    ways = (16, 16, 16, 32, 32, 32, 64)
+    blocks = [triton.Config({"BLOCK": 64 * (1 + turn), "WAYS": many}) for turn, many in enumerate(ways)]
+    fused = by_rows(triton.autotune(blocks, key=["columns"])(row_sum))
+    given = {"dims": {**DIMS, "columns": dim(0, 900)}, "cases": 40, "seconds": 1e6, **promise}
+    record: TestRecord = examine(fused, summed, MATRIX, **given)
+    assert record.verdict == ("fail" if promise else "pass"), record.message
+    (found,) = [one for one in record.findings if one["code"] == "config-variant-bits"]
+    assert found["level"] == ("wrong" if promise else "hazard")
+
+
 def test_without_another_config_nothing_is_compared(examine: Any) -> None:
     """A kernel of one config, and one whose outputs may vary, have no classes."""
     record: TestRecord = examine(summing(16), summed, MATRIX, dims=DIMS, cases=6, invariant="configs")

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion import interpreter, values
+from pytest_fusion import interpreter
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.checks.case_judge import judge_case
 from pytest_fusion.checks.context import Context
@@ -18,7 +18,6 @@ from pytest_fusion.checks.invariance.batches import InvarianceState
 from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.diagnosis.repro import replay_file as replays
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import derived, tensor
 
@@ -312,50 +311,6 @@ def test_derived_inputs_follow_or_stay(judge_one: Any) -> None:
     assert "the derived input s depends on all slices" in concluded(shares).reason
     wrong = judge(lambda x: x.amax(-1), lambda x, w, s: by_rows(lambda n: n > 16)(x, w) * s)
     assert wrong.failure.identity == "invariance:rows"
-
-
-INDEX = {"i": tensor("tokens", dtype=torch.int64, values=values.indices("rows")), **INPUTS}
-UNSLICEABLE: dict[str, tuple[Any, Callable[..., Any], dict[str, Any], str]] = {
-    "indices along it": (INDEX, lambda i, x, w: reference(x, w)[i], {}, "values of input i point along it"),
-    "a multiple of it": (
-        {"x": tensor("2*rows hidden"), "w": tensor("hidden")},
-        reference,
-        {},
-        "input x has the size 2 * rows",
-    ),
-    "several dims": ({"x": tensor("*rows hidden"), "w": tensor("hidden")}, reference, {}, "several dimensions"),
-    "twice": ({"x": tensor("rows rows"), "w": tensor("rows")}, reference, {}, "has it twice"),
-    "bound to another": (
-        {"x": tensor("rows groups hidden"), "w": tensor("hidden")},
-        reference,
-        {"dims": {"rows": dim(multiple_of="groups")}},
-        "rows is a multiple of groups",
-    ),
-    "one size": (INPUTS, reference, {"dims": {"rows": 3}}, "only one size of it is allowed"),
-    "never two": (INPUTS, reference, {"dims": {"rows": dim(0, 1)}}, "never more than 1"),
-    "no output": (INPUTS, lambda x, w: (x * w).sum(0), {}, "no output follows it"),
-    "sorted away": (
-        INPUTS,
-        lambda x, w: torch.outer(x[:, :1].sum(1), x[:, :1].sum(1)),
-        {},
-        "cannot be cut into slices",
-    ),
-    "chance is declared": (INPUTS, reference, {"deterministic": False}, "may vary from run to run"),
-    "nobody asks": (INPUTS, reference, {"invariant": ()}, "not requested: invariant= names no dim"),
-}
-
-
-@pytest.mark.parametrize("name", UNSLICEABLE)
-def test_what_cannot_be_cut_is_unknown_with_the_reason(examine: Any, name: str) -> None:
-    """No verdict is given where slices do not stand for themselves or nothing would show."""
-    inputs, written, keywords, reason = UNSLICEABLE[name]
-    finite = {
-        n: tensor(t.shape.text, dtype=t.dtypes or None, values=t.values or values.normal()) for n, t in inputs.items()
-    }
-    record = examine(written, written, finite, cases=3, **{"invariant": "rows", **keywords})
-    found = record.checks["invariance"]
-    assert found["verdict"] == "unknown", record.message
-    assert reason in found["reason"]
 
 
 @pytest.mark.slow

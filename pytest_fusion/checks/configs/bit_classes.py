@@ -14,6 +14,7 @@ import torch
 
 from pytest_fusion.case import regimes
 from pytest_fusion.case.case_model import Config
+from pytest_fusion.case.plan import cost
 from pytest_fusion.case.sizes import count
 from pytest_fusion.checks import memory
 from pytest_fusion.checks.context import Context, call
@@ -26,9 +27,12 @@ from pytest_fusion.run.memory import FILLS
 
 CODE = "config-variant-bits"
 _CHECK = "configs"
-# Each config is one call a case. Each case is longer than those before: a sum in one block has the same bits in blocks
-# of any size.
-_MOST_CASES, _LONGER = 6, 1.5
+# Each config is one call a case. A sum in one block has the same bits in blocks of any size, so a case shows more if an
+# axis passes half of the blocks that it has not passed; in the first cases, any. Longer ones do not: under 24 configs a
+# row of 65 of the largest blocks took half of a test's time. One element past a block often rounds to the same bits.
+_MOST_CASES, _FIRST_CASES, _LONGER = 6, 3, 1.5
+# Where no config has a block: they differ in warps or stages.
+_BLOCKS = {256, 4096}
 # One in three sums of some hundred terms has the same bits in another order: fewer elements than this are little
 # evidence, unless there are as many terms that nearly all differ.
 _FEW, _LONG = 16, 4000
@@ -53,48 +57,61 @@ class OtherBits(Evidence):
 
 @dataclass(slots=True)
 class _Bits:
-    """The longest sizes of the compared cases, and the class of each kernel's configs in each case."""
+    """The longest of each axis in the compared cases, and the class of each kernel's configs in each case."""
 
-    lengths: list[int] = field(default_factory=list)
+    cases: int = 0
+    longest: dict[str, int] = field(default_factory=dict)
     tuned: dict[str, Tuned] = field(default_factory=dict)
     classes: dict[str, dict[int, list[int]]] = field(default_factory=dict)
 
 
 def due(trial: Trial) -> bool:
-    """A few cases, each longer than before; every case while a difference shrinks."""
-    context, case = trial.context, trial.result.case
-    if not any(len(seen.survivors) > 1 for seen in trial.result.tuned.values()):
+    """A few cases, each past more blocks; every case while a difference shrinks."""
+    context, tuned = trial.context, _several(trial)
+    if not tuned:
         return False
     if context.focus.sought is not None:
         return context.focus.sought.startswith(f"{_CHECK}:{CODE}")
-    if sum(t.numel() for t in trial.expected.tensors.values()) < (1 if _longest(trial) >= _LONG else _FEW):
+    lengths, drawn = _lengths(trial), {tensor.regime for tensor in trial.result.case.tensors.values()}
+    few = sum(t.numel() for t in trial.expected.tensors.values()) < (1 if max(lengths.values()) >= _LONG else _FEW)
+    if few or drawn & regimes.REGIMES.keys() - set(_TELLING):
         return False
-    if any(tensor.regime in regimes.REGIMES and tensor.regime not in _TELLING for tensor in case.tensors.values()):
-        return False
-    lengths = context.state(_Bits).lengths
-    longer = len(lengths) < (_FEW_CASES if _in_passing(context) else _MOST_CASES) and _longest(trial) > _LONGER * max(
-        lengths, default=0
-    )
-    return longer or context.complete
+    blocks = {size for seen in tuned for index in seen.survivors for size in seen.blocks(index).values()}
+    state = context.state(_Bits)
+    most, any_of_first = (_FEW_CASES, 0) if _in_passing(context) else (_MOST_CASES, _FIRST_CASES)
+    for name, length in lengths.items() if state.cases < most else ():
+        left = [block for block in (blocks or _BLOCKS) | {_FEW} if state.longest.get(name, 0) < _LONGER * block]
+        now = sum(block < length for block in left)
+        if now and (state.cases < any_of_first or 2 * now >= len(left)):
+            return True
+    return context.complete
 
 
 def _in_passing(context: Context) -> bool:
     return context.timed and not context.spec.invariant_configs
 
 
-def _longest(trial: Trial) -> int:
-    return max(map(count, trial.result.case.sizes.values()), default=1)
+def _several(trial: Trial) -> list[Tuned]:
+    """The kernels of the case with several configs to compare."""
+    return [seen for seen in trial.result.tuned.values() if len(seen.survivors) > 1]
+
+
+def _lengths(trial: Trial) -> dict[str, int]:
+    """The sizes of the case and, by an empty name, the elements of its largest input."""
+    case = trial.result.case
+    return {name: count(size) for name, size in case.sizes.items()} | {"": cost(trial.spec, case)[0]}
 
 
 def run(trial: Trial) -> Verdict:
     """A finding where two configs of a kernel give different bits."""
     shrinks = trial.context.focus.sought is not None
     state = _Bits() if shrinks else trial.context.state(_Bits)
-    state.lengths.append(_longest(trial))
+    state.cases += 1
+    for name, length in _lengths(trial).items():
+        state.longest[name] = max(length, state.longest.get(name, 0))
     found: Verdict | None = None
-    for seen in list(trial.result.tuned.values()):
-        if len(seen.survivors) > 1:
-            found = _compared(trial, seen, state) or found
+    for seen in _several(trial):
+        found = _compared(trial, seen, state) or found
     return found or passed(_CHECK)
 
 
@@ -105,9 +122,9 @@ def _compared(trial: Trial, seen: Tuned, state: _Bits) -> Verdict | None:
     verdict = None
     state.tuned[seen.kernel] = seen
     of_kernel = state.classes.setdefault(seen.kernel, {})
-    tried = sorted(seen.survivors)
+    tried = _unlike(trial, seen)
     tried = tried[:: -(-len(tried) // _FEW_CONFIGS)] if _in_passing(context) else tried[:_MOST_CONFIGS]
-    for index in tried:
+    for index, *others in tried:
         ran: dict[int, Tuned] = {}
         with launched({**case.configs, seen.kernel: Config(index)}, ran):
             outcome, placed = call(context, case, trial.logical, FILLS[0])
@@ -115,18 +132,30 @@ def _compared(trial: Trial, seen: Tuned, state: _Bits) -> Verdict | None:
         if outcome.error is not None or mine is None or mine.launched != {index}:
             continue
         outputs = trial.collect(outcome, placed)
-        # Bits of a wrong result say nothing: the config is a finding by itself.
-        if memory.check_access(outcome, trial.spec) is not None or trial.compare(outputs).failed:
+        if memory.check_access(outcome, trial.spec) is not None:
             continue
         got = trial.steady(outputs.tensors)
         number = next((n for n, (_, other) in enumerate(classes) if repeat.first_difference(other, got) is None), None)
         if number is None:
+            # Bits of a wrong result say nothing: the config is a finding by itself.
+            if trial.compare(outputs).failed:
+                continue
             number = len(classes)
             classes.append((index, {name: t.detach().clone() for name, t in got.items()}))
             if number == 1:
                 verdict = _verdict(context, seen, (classes[0][0], index), classes[0][1], got)
-        of_kernel.setdefault(index, []).append(number)
+        for one in (index, *others):
+            of_kernel.setdefault(one, []).append(number)
     return verdict
+
+
+def _unlike(trial: Trial, seen: Tuned) -> list[list[int]]:
+    """The configs that pruning leaves; together those that differ in nothing that an interpreted kernel reads."""
+    alike: dict[Any, list[int]] = {}
+    for index in sorted(seen.survivors):
+        key = seen.read(index) if trial.context.device.type == "cpu" else index
+        alike.setdefault(key, []).append(index)
+    return list(alike.values())
 
 
 def _verdict(

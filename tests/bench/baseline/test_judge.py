@@ -92,7 +92,7 @@ def test_no_blocks_have_no_estimate() -> None:
             estimate(blocks)
 
 
-def test_more_blocks_are_asked_for_until_the_interval_is_narrow() -> None:
+def test_more_blocks_are_measured_until_the_interval_is_narrow() -> None:
     """Half of the effect to each side is narrow enough, and fewer blocks than a bootstrap needs never are."""
     assert settled(estimate(_blocks(0, 0.001)), 0.01)
     assert not settled(estimate(_blocks(0, 0.02)), 0.01)
@@ -211,8 +211,8 @@ def test_a_reference_that_takes_another_time_makes_the_stored_ratio_worth_less()
 
     def verdict(slower: float, reference: float) -> str:
         now = latency(stored.ratio + math.log1p(slower), reference_s=stored.reference_s * reference)
-        asked = against_stored(now, worth(level(stored, "u1"), stored, now), QUIET)
-        return judge([asked], family=30)[0].verdict
+        compared = against_stored(now, worth(level(stored, "u1"), stored, now), QUIET)
+        return judge([compared], family=30)[0].verdict
 
     assert [verdict(0.08, shift) for shift in (1.0, 1.015, 0.985)] == ["regressed"] * 3
     assert [verdict(0.08, shift) for shift in (1.28, 0.78)] == ["inconclusive"] * 2
@@ -228,8 +228,8 @@ def test_a_gpu_that_others_used_makes_short_kernels_worth_less() -> None:
     def verdict(fused_s: float, blocks: tuple[float, ...]) -> str:
         stored = latency(fused_s=fused_s, blocks=blocks)
         now = latency(stored.ratio + math.log1p(0.2), fused_s=1.2 * fused_s)
-        asked = against_stored(now, worth(level(stored, "u1"), stored, now), QUIET)
-        return judge([asked], family=30)[0].verdict
+        compared = against_stored(now, worth(level(stored, "u1"), stored, now), QUIET)
+        return judge([compared], family=30)[0].verdict
 
     assert 0.03 < scatter(apart) < 0.06
     assert scatter(apart[:3]) == 0.0

@@ -53,10 +53,10 @@ _INTERRUPTS: Final = (signal.SIGINT, signal.SIGALRM) if hasattr(signal, "SIGALRM
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """The child ended without an answer: ``"signal"`` (``detail``: its name, ``"SIGSEGV"``), ``"exit"`` (``detail``:
-    its code) or ``"timeout"`` (``detail``: the limit). ``last_note``: the child's last. ``stderr_tail``: the beginning
-    of Python's stack, most recent call first, if faulthandler wrote it, else the end of stderr. ``code``: the exit
-    status, negative for a signal."""
+    """The child ended without an answer, by ``kind``: ``"signal"`` (``detail``: its name, ``"SIGSEGV"``), ``"exit"``
+    (its code) or ``"timeout"`` (the limit). ``last_note``: the child's last, or ``None``. ``stderr_tail``: the
+    beginning of Python's stack, most recent call first, if faulthandler wrote it, else the end of stderr. ``code``: the
+    exit status, negative for a signal."""
 
     kind: Literal["signal", "exit", "timeout"]
     detail: str

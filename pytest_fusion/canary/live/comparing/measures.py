@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pytest_fusion.canary.evidence.ledger import Ledger
 from pytest_fusion.canary.evidence.observation import Observation
-from pytest_fusion.canary.live.calls.arguments import Names, signature_of
+from pytest_fusion.canary.live.calls.arguments import Names, devices_of, signature_of
 from pytest_fusion.canary.live.calls.captures import beside_captures, recorded
 from pytest_fusion.canary.live.calls.copies import CannotCopyError, Copies, Generators, copied_bytes, copies_of
 from pytest_fusion.canary.live.comparing.call_pairs import Pairs, Plan, Span, clock_of
@@ -257,9 +257,8 @@ class Measures:
             wanted = plan is not None or (self._referee is not None and self._referee.wants)
             if not wanted or self._forms.get(signature_of(args, kwargs)) is None:
                 return None
-            if self._pure:
-                return Chosen(plan, copies)
-            return Chosen(plan, copies_of(args, kwargs, self._names, most_bytes=self._most_bytes))
+            spare = copies if self._pure else copies_of(args, kwargs, self._names, most_bytes=self._most_bytes)
+            return Chosen(plan, spare)
         except Exception as error:  # noqa: BLE001 - a measurement that fails must not fail the call
             small = not isinstance(error, CannotCopyError)
             self._ledger.count(f"not timed: {brief(error) if small else 'too large to copy twice'}"[:100])
@@ -275,7 +274,7 @@ class Measures:
                 self._ledger.count(why)
         if chosen.plan is None:
             return None
-        devices = {tensor.device for tensor in tensors_of([copies.args, copies.kwargs])}
+        devices = devices_of(copies.args, copies.kwargs)
         try:
             device = clock_of(devices)
         except ValueError:

@@ -36,7 +36,7 @@ def _of_torch(cuda: Any) -> None:
     @functools.wraps(started)
     def current_device() -> int:
         # Another one can only be set by starting CUDA.
-        return 0 if _may_ask(owner) else int(started())
+        return 0 if _may_fork(owner) else int(started())
 
     @functools.wraps(cuda.get_device_properties)
     def get_device_properties(device: Any = None) -> Any:
@@ -60,7 +60,7 @@ def _of_triton(driver: Any) -> None:
     utils.__init__ = begin_answered
 
 
-def _may_ask(owner: int) -> bool:
+def _may_fork(owner: int) -> bool:
     """Whether this process, the one that imports, could still fork a child for CUDA."""
     return os.getpid() == owner and can_fork() is None
 
@@ -74,7 +74,7 @@ def _answered(function: Callable[[int], Any]) -> Callable[[int], Any]:
         return run_isolated(lambda _: _plain(function(device)), time_limit_s=_SECONDS, forward=False)
 
     def answered(device: int) -> Any:
-        if _may_ask(owner):
+        if _may_fork(owner):
             answer = in_child(device)
             if not isinstance(answer, Crash | ChildError):
                 return answer

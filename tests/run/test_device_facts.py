@@ -26,13 +26,13 @@ class Properties:
         raise TypeError("cannot pickle")
 
 
-def module(asked: Path) -> Any:
+def module(log: Path) -> Any:
     """A ``torch.cuda`` that writes down which process calls it."""
     cuda: Any = ModuleType("torch.cuda")
 
     def note() -> None:
-        with asked.open("a") as log:
-            log.write(f"{os.getpid()}\n")
+        with log.open("a") as file:
+            file.write(f"{os.getpid()}\n")
 
     def current_device() -> int:
         note()
@@ -52,34 +52,34 @@ def module(asked: Path) -> Any:
 @pytest.mark.parametrize("device", [None, 0, "cuda:0", torch.device("cuda")])
 def test_a_child_answers_once(device: Any, tmp_path: Path) -> None:
     """It is called once for a device, however that is written, and what it says has torch's attributes."""
-    cuda = module(tmp_path / "asked")
+    cuda = module(tmp_path / "log")
     found = [cuda.get_device_properties(device), cuda.get_device_properties(0)][0]
-    (asked,) = (tmp_path / "asked").read_text().split()
-    assert int(asked) != os.getpid()
+    (process,) = (tmp_path / "log").read_text().split()
+    assert int(process) != os.getpid()
     assert (found.name, found.major) == ("a GPU", 9)
     assert not hasattr(found, "uuid")
 
 
 def test_the_current_device_is_the_first(tmp_path: Path) -> None:
     """No process has to start CUDA to say so."""
-    assert module(tmp_path / "asked").current_device() == 0
-    assert not (tmp_path / "asked").exists()
+    assert module(tmp_path / "log").current_device() == 0
+    assert not (tmp_path / "log").exists()
 
 
-def test_what_a_child_cannot_answer_is_asked_here(tmp_path: Path) -> None:
+def test_what_a_child_cannot_answer_is_found_here(tmp_path: Path) -> None:
     """The error is the caller's own."""
     with pytest.raises(AssertionError, match="Invalid device id"):
-        module(tmp_path / "asked").get_device_properties(1)
+        module(tmp_path / "log").get_device_properties(1)
 
 
 def test_once_cuda_has_started_nothing_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The functions themselves answer, in this process, whatever a child said before."""
-    cuda = module(tmp_path / "asked")
+    cuda = module(tmp_path / "log")
     cuda.get_device_properties()
     monkeypatch.setattr(device_facts, "can_fork", lambda: STARTED)
     assert cuda.current_device() == 3
     assert isinstance(cuda.get_device_properties(0), Properties)
-    assert [int(process) for process in (tmp_path / "asked").read_text().split()[1:]] == [os.getpid()] * 2
+    assert [int(process) for process in (tmp_path / "log").read_text().split()[1:]] == [os.getpid()] * 2
 
 
 def test_the_driver_of_triton_is_answered_too(tmp_path: Path) -> None:
@@ -102,9 +102,9 @@ from pytest_fusion.run import device_facts
 device_facts.answer_without_cuda()
 import torch
 torch.cuda._lazy_init = lambda: None
-asked = torch.cuda.get_device_properties.__wrapped__.__globals__
-asked["_get_device_index"], asked["device_count"] = lambda *_, **__: 0, lambda: 1
-asked["_get_device_properties"] = lambda device: type("P", (), {"name": "a GPU"})()
+log = torch.cuda.get_device_properties.__wrapped__.__globals__
+log["_get_device_index"], log["device_count"] = lambda *_, **__: 0, lambda: 1
+log["_get_device_properties"] = lambda device: type("P", (), {"name": "a GPU"})()
 print(torch.cuda.get_device_properties.__module__, torch.cuda.current_device.__wrapped__.__name__)
 print(torch.cuda.get_device_name())
 """

@@ -102,9 +102,9 @@ from pytest_fusion.run import device_facts
 device_facts.answer_without_cuda()
 import torch
 torch.cuda._lazy_init = lambda: None
-log = torch.cuda.get_device_properties.__wrapped__.__globals__
-log["_get_device_index"], log["device_count"] = lambda *_, **__: 0, lambda: 1
-log["_get_device_properties"] = lambda device: type("P", (), {"name": "a GPU"})()
+names = torch.cuda.get_device_properties.__wrapped__.__globals__
+names["_get_device_index"], names["device_count"] = lambda *_, **__: 0, lambda: 1
+names["_get_device_properties"] = lambda device: type("P", (), {"name": "a GPU"})()
 print(torch.cuda.get_device_properties.__module__, torch.cuda.current_device.__wrapped__.__name__)
 print(torch.cuda.get_device_name())
 """

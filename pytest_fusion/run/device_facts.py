@@ -84,8 +84,8 @@ def _answered(function: Callable[[int], Any]) -> Callable[[int], Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value; what torch has of a device, which does not pickle, as an object with its numbers and strings."""
+    """The value; what torch has of a device, which does not pickle, as an object of numbers and strings."""
     if isinstance(value, dict):
         return value
     found = {name: getattr(value, name) for name in dir(value) if not name.startswith("_")}
-    return SimpleNamespace(**{name: facts for name, facts in found.items() if isinstance(facts, int | str)})
+    return SimpleNamespace(**{name: one if isinstance(one, int | float) else str(one) for name, one in found.items()})

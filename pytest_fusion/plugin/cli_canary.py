@@ -97,7 +97,7 @@ def _record(given: argparse.Namespace, without: Sequence[str]) -> TestRecord:
         if given.candidate is not None:
             spec = spec.with_(fused=_candidate(given.candidate, here), name=spec.name)
         rival.find()
-        # A slow machine would promote after fewer cases than were asked for.
+        # Under a budget of seconds a slow machine would promote after fewer cases than --cases says.
         counted = profile(given.profile).counted
         request = Request(nodeid=given.spec, device=device, profile=counted, max_cases=given.cases)
         return Compare(rival).run(Job(spec, request, searching.stand_in(), {}))

@@ -2,7 +2,7 @@
 
 fla, flag_gems, gemlite and bitsandbytes choose tiles by the device's capability and shared memory when they are
 imported. That starts CUDA, which rules out a fork: no test had a child of its own, and no kernel was compiled ahead
-(swiglu of fla-core on an H200: more than 75 s, of which a child would have compiled most). A forked child answers.
+(swiglu of fla-core on an H200 took more than 75 s). A forked child answers.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ DIMS = {"rows": dim(0, 60), "vocab": dim(1, 60)}
 
 @pytest.fixture(autouse=True)
 def _any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seconds decide how many draws a case may have; here each has all that it asks for."""
+    """A time limit bounds the draws of a case, so results would depend on the machine: no limit here."""
     monkeypatch.setattr(distribution, "_SECONDS", math.inf)
     monkeypatch.setattr(distribution, "_FAST_S", math.inf)
 

@@ -39,7 +39,7 @@ _FEW, _LONG = 16, 4000
 # A sum with an infinity in it, or of zeros, has the same bits in any order.
 _TELLING = ("unit", "small", "hundred", "offset", "negative")
 _MOST_CONFIGS = 24
-# Where it is not asked for and seconds count: on a GPU each config is compiled, half a second each.
+# Under a budget and without invariant="configs": on a GPU compiling one config takes half a second.
 _FEW_CASES, _FEW_CONFIGS = 2, 6
 
 

@@ -75,15 +75,15 @@ def test_what_is_measured_first_changes_at_random(clock: Clock) -> None:
 
 
 def test_measuring_ends_when_it_is_precise_or_the_budget_is_spent(clock: Clock) -> None:
-    """Enough is asked after 10, 20, 40 blocks only; the budget ends it anywhere, but never before 10."""
-    asked: list[int] = []
+    """Whether blocks are enough is checked after 10, 20, 40 only; the budget ends it anywhere, but never before 10."""
+    checked_at: list[int] = []
 
     def enough(ours: Sequence[Sequence[float]], theirs: Sequence[Sequence[float]]) -> bool:
-        asked.append(len(ours))
+        checked_at.append(len(ours))
         return len(ours) >= 40
 
     found = paired(Made(clock, 1e-4), Made(clock, 1e-4), enough=enough, budget_s=100)
-    assert (asked, len(found.candidate)) == ([10, 20, 40], 40)
+    assert (checked_at, len(found.candidate)) == ([10, 20, 40], 40)
     found = paired(Made(clock, 1.0), Made(clock, 1.0), enough=never, budget_s=0.1)
     assert len(found.candidate) == FEWEST_BLOCKS
     found = paired(Made(clock, 1e-6), Made(clock, 1e-6), enough=never, budget_s=100)

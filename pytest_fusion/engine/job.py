@@ -20,9 +20,9 @@ from pytest_fusion.errors import UnsupportedTritonError
 from pytest_fusion.oracle.reference import ReferenceCrashed
 from pytest_fusion.run.compiled import around_compilations, on_first_compilation
 from pytest_fusion.run.fused import ContextLost
+from pytest_fusion.run.process.compile_ahead import cache_is_empty, compiling_ahead
 from pytest_fusion.run.process.fork import COMPILING, Channel, Crash, cuda_is_poisoned, run_isolated, unwrap
 from pytest_fusion.run.process.large_frame import call_in_large_frame
-from pytest_fusion.run.process.preload import cache_is_empty, compiling_ahead
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import first_line
 

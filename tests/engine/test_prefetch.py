@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytest_fusion.run.process import preload
+from pytest_fusion.run.process import compile_ahead
 
 
 def _files(folder: Path, count: int) -> list[str]:
@@ -25,7 +25,7 @@ def _files(folder: Path, count: int) -> list[str]:
 
 def test_workers_share_the_work_once_they_are_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each turn is one worker's, and all give way; before the start none does anything."""
-    monkeypatch.setattr(preload, "workers", lambda: 3)
+    monkeypatch.setattr(compile_ahead, "workers", lambda: 3)
 
     mine = os.getpriority(os.PRIO_PROCESS, 0)
 
@@ -34,7 +34,7 @@ def test_workers_share_the_work_once_they_are_started(tmp_path: Path, monkeypatc
             later = os.getpriority(os.PRIO_PROCESS, 0) > mine or mine == 19
             (tmp_path / f"{turn:02}{', gives way' if later else ''}").touch(exist_ok=False)
 
-    with preload.compiling_ahead(work) as start:
+    with compile_ahead.compiling_ahead(work) as start:
         assert not list(tmp_path.iterdir())
         start()
         assert _files(tmp_path, 12) == [f"{turn:02}, gives way" for turn in range(12)]
@@ -42,8 +42,8 @@ def test_workers_share_the_work_once_they_are_started(tmp_path: Path, monkeypatc
 
 def test_workers_of_all_tests_have_the_cores_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one core the worker of a second test waits for as long as that of the first works."""
-    monkeypatch.setattr(preload, "workers", lambda: 1)
-    monkeypatch.setattr(preload, "_cores", lambda: 1)
+    monkeypatch.setattr(compile_ahead, "workers", lambda: 1)
+    monkeypatch.setattr(compile_ahead, "_cores", lambda: 1)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     began = tmp_path / "began"
     began.mkdir()
@@ -53,8 +53,8 @@ def test_workers_of_all_tests_have_the_cores_together(tmp_path: Path, monkeypatc
         (began / str(os.getpid())).touch()
         time.sleep(600)
 
-    with preload.compiling_ahead(work) as second:
-        with preload.compiling_ahead(work) as first:
+    with compile_ahead.compiling_ahead(work) as second:
+        with compile_ahead.compiling_ahead(work) as first:
             first()
             assert len(_files(began, 1)) == 1
             second()
@@ -65,7 +65,7 @@ def test_workers_of_all_tests_have_the_cores_together(tmp_path: Path, monkeypatc
 
 def test_what_a_worker_raises_or_still_does_is_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One raises, one would go on for ever: the test sees neither, and no process is left."""
-    monkeypatch.setattr(preload, "workers", lambda: 2)
+    monkeypatch.setattr(compile_ahead, "workers", lambda: 2)
 
     def work(turns: Iterator[int]) -> None:
         turn = next(turns)
@@ -74,7 +74,7 @@ def test_what_a_worker_raises_or_still_does_is_dropped(tmp_path: Path, monkeypat
             raise RuntimeError("dropped")
         time.sleep(600)
 
-    with preload.compiling_ahead(work) as start:
+    with compile_ahead.compiling_ahead(work) as start:
         start()
         pids = _files(tmp_path, 2)
     assert len(pids) == 2
@@ -85,13 +85,13 @@ def test_what_a_worker_raises_or_still_does_is_dropped(tmp_path: Path, monkeypat
 
 def test_with_a_warm_cache_nothing_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a call of start the workers end without having worked."""
-    monkeypatch.setattr(preload, "workers", lambda: 1)
+    monkeypatch.setattr(compile_ahead, "workers", lambda: 1)
 
     def work(turns: Iterator[int]) -> None:
         next(turns)
         (tmp_path / "worked").touch()
 
-    with preload.compiling_ahead(work):
+    with compile_ahead.compiling_ahead(work):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -103,4 +103,4 @@ def test_cores_are_left_for_the_tests(
     """Twelve at most, and none where each worker of pytest-xdist has one core."""
     monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", str(processes))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    assert preload.workers() == expected
+    assert compile_ahead.workers() == expected

@@ -1,0 +1,119 @@
+"""Workers that compile a test's kernels ahead of it, in forked children.
+
+They take the launches of the covering phase and of the search's first half. A row-wise kernel has some hundred
+specialisations (block size, dtype, divisibility of sizes, strides, addresses), at 0.1-0.3 s each. Triton's disk cache
+is shared and written atomically. All workers of all tests together have the machine's cores.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+# Each worker starts a CUDA context: about half a second and half a gigabyte of device memory. Two for each core that
+# tests leave: a test that compiles nothing leaves its own to others.
+_MOST_WORKERS, _TIMES = 12, 2
+_PAUSE_S, _NUMBER = 0.01, 8
+_FEW_ENTRIES = 8
+# Tests go before cache filling: several runs side by side had 28 processes at work on 16 cores.
+_NICE = 10
+
+
+def cache_is_empty() -> bool:
+    """Whether Triton's disk cache is nearly empty, so that waiting for the first miss only loses time."""
+    folder = Path(os.environ.get("TRITON_CACHE_DIR") or Path.home() / ".triton" / "cache")
+    return len(list(itertools.islice(folder.glob("*"), _FEW_ENTRIES))) < _FEW_ENTRIES
+
+
+def workers() -> int:
+    """How many processes may compile beside the test; 0 where the tests themselves take every core."""
+    share = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    return max(0, min(_MOST_WORKERS, _TIMES * (_cores() - share) // share))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def _core() -> Iterator[None]:
+    """Hold one core of this machine, as far as processes that compile ahead go, of other tests and runs too."""
+    from filelock import FileLock, Timeout
+
+    folder = Path(tempfile.gettempdir()) / f"pytest-fusion-cores-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    locks = [FileLock(folder / str(number)) for number in range(_cores())]
+    for lock in itertools.cycle(locks):
+        try:
+            with lock.acquire(timeout=0):
+                yield
+            return
+        except Timeout:
+            if lock is locks[-1]:
+                time.sleep(_PAUSE_S)
+
+
+@contextmanager
+def compiling_ahead(work: Callable[[Iterator[int]], None]) -> Iterator[Callable[[], None]]:
+    """Prepare forked children for ``work(turns)`` while the body runs; end them with it.
+
+    ``turns`` are 0, 1, 2, ..., each for one of the children, which has a core until it takes the next. Yields the call
+    that starts them, to be used once, also from a child of the body: a warm cache needs no call and no CUDA context.
+    The children only fill a cache: their errors and output are dropped.
+    """
+    children: list[int] = []
+    reader, writer = os.pipe()
+
+    def start() -> None:
+        _put(writer, 0)
+
+    try:
+        for _ in range(workers()):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of any fork beside threads
+                pid = os.fork()
+            if pid == 0:
+                _child(work, reader, writer)
+            children.append(pid)
+        yield start
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.close(reader)
+        os.close(writer)
+
+
+def _put(writer: int, number: int) -> None:
+    os.write(writer, number.to_bytes(_NUMBER))
+
+
+def _turns(reader: int, writer: int) -> Iterator[int]:
+    """The next number in the pipe, which holds one at a time, until this process ends."""
+    while True:
+        number = int.from_bytes(os.read(reader, _NUMBER))
+        _put(writer, number + 1)
+        with _core():
+            yield number
+
+
+def _child(work: Callable[[Iterator[int]], None], reader: int, writer: int) -> None:
+    try:
+        null = os.open(os.devnull, os.O_RDWR)
+        for descriptor in (0, 1, 2):
+            os.dup2(null, descriptor)
+        os.nice(_NICE)
+        os.environ["TRITON_CACHE_AUTOTUNING"] = "0"  # nothing is launched here: what tuning "finds" must not be stored
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(1)
+        work(_turns(reader, writer))
+    finally:
+        os._exit(0)

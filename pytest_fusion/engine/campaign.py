@@ -21,6 +21,7 @@ from pytest_fusion.engine.request import Request
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.clock import processor_s
+from pytest_fusion.run.process.compile_ahead import Shared
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 # The least time of the search for more failures: some fifty small cases of the CPU lane. Load changes no CPU seconds.
@@ -30,7 +31,10 @@ _MOST = 8
 
 
 class Campaign:
-    """Runs the cases of one spec as ``request`` wants them. ``known`` cases failed in earlier runs."""
+    """Runs the cases of one spec as ``request`` wants them.
+
+    ``known`` cases failed in earlier runs. ``ahead``: cases that other processes compile.
+    """
 
     def __init__(
         self,
@@ -43,8 +47,10 @@ class Campaign:
         dry: bool = False,
         drawn: int | None = None,
         known: Sequence[Case] = (),
+        ahead: Shared | None = None,
     ) -> None:
         self.spec, self.profile, self.outer, self.nodeid = spec, request.profile, outer, request.nodeid
+        self.ahead = ahead or Shared()
         self.judging = Judging(spec, request, outer, extra, note, dry=dry)
         self.cases, self.budget = self.judging.cases, self.judging.budget
         self.first, self.known = request.first, known
@@ -81,7 +87,7 @@ class Campaign:
         if generate:
             self._each(self.cases.probes())
             self._follow(configs.first_calls(self.judging.context))
-            self._each(self.cases.boundary())
+            self._each(self.cases.boundary(self.ahead))
             self._follow(configs.further(self.judging.context, self.cases.plan, self.cases.base))
         if not self.ended:
             self._search()
@@ -127,12 +133,14 @@ class Campaign:
         """
         turn = next(turns)
         self._each(self.cases.probes())
-        ordered = list(self.cases.covering())
+        ordered = list(enumerate(self.cases.covering()))
         if self.budget.seconds == math.inf:
-            ordered.sort(key=lambda one: -longest(one[1])[1])
+            ordered.sort(key=lambda one: -longest(one[1][1])[1])
         while turn < len(ordered):
-            position, choice = ordered[turn]
-            self._run(self.cases.build(choice, position))
+            number, (position, choice) = ordered[turn]
+            if self.ahead.take(number):
+                self._run(self.cases.build(choice, position))
+                self.ahead.finish(number)
             turn = next(turns)
         drawn = itertools.count(len(ordered))
 

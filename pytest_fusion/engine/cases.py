@@ -30,6 +30,7 @@ from pytest_fusion.engine.profiles import Profile
 from pytest_fusion.engine.request import Request
 from pytest_fusion.interpreter.launch import Launch, likely_blocks
 from pytest_fusion.run.clock import Clock, processor_s
+from pytest_fusion.run.process.compile_ahead import Shared
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 _PROBE_SIZES = (5, 40)
@@ -121,9 +122,9 @@ class Cases:
             seed = counter_random.mix(self.base, "pin", position) >> 33
             yield Chosen(stated_case(self.plan, example, seed, where="@example"))
 
-    def boundary(self) -> Iterator[Chosen]:
-        """Every pair of levels, long rows among them; the probes come before."""
-        for position, choice in self.covering():
+    def boundary(self, ahead: Shared) -> Iterator[Chosen]:
+        """Every pair of levels, long rows among them; the probes come before. See `Shared` for their order."""
+        for position, choice in ahead.finished_first(self.covering(), self.budget.seconds):
             if self.budget.used(_PAIRS_OF_TUNED if self._configs else 1.0):
                 return
             forbidden = self._pace.forbids(choice)

@@ -20,7 +20,7 @@ from pytest_fusion.errors import UnsupportedTritonError
 from pytest_fusion.oracle.reference import ReferenceCrashed
 from pytest_fusion.run.compiled import around_compilations, on_first_compilation
 from pytest_fusion.run.fused import ContextLost
-from pytest_fusion.run.process.compile_ahead import cache_is_empty, compiling_ahead
+from pytest_fusion.run.process.compile_ahead import Shared, cache_is_empty, compiled_once, compiling_ahead
 from pytest_fusion.run.process.fork import COMPILING, Channel, Crash, cuda_is_poisoned, run_isolated, unwrap
 from pytest_fusion.run.process.large_frame import call_in_large_frame
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -39,7 +39,7 @@ class Job:
 
     ``only``: run this case alone; ``given`` describes it where it stands for the caller's own arguments. ``explained``:
     diagnose failures, which takes seconds. ``known`` cases failed in earlier runs and run first. ``drawn``: the seed of
-    the search where the request has none, the same for what compiles ahead.
+    the search where the request has none, the same for what compiles ahead, with which ``ahead`` shares the cases.
     """
 
     spec: FusionSpec
@@ -51,6 +51,7 @@ class Job:
     explained: bool = True
     known: tuple[Case, ...] = ()
     drawn: int = field(default_factory=lambda: secrets.randbits(63))
+    ahead: Shared = field(default_factory=Shared)
 
     def alone(self, case: Case, *, explained: bool = True) -> Job:
         """The same job for one case only, in a child."""
@@ -67,6 +68,7 @@ class Job:
             dry=dry,
             drawn=self.drawn,
             known=known,
+            ahead=self.ahead,
         )
 
     def here(self, note: Note) -> Tally:
@@ -151,7 +153,8 @@ class Job:
             return
 
         def work(turns: Iterator[int]) -> None:
-            self.campaign(lambda _: None, dry=True).compile_share(turns)
+            with compiled_once():
+                self.campaign(lambda _: None, dry=True).compile_share(turns)
 
         with compiling_ahead(work) as start:
             empty = cache_is_empty()
@@ -172,7 +175,7 @@ def with_notes(channel: Channel, last: dict[str, Any], work: Callable[[Note], T]
         channel.note({**last, COMPILING: kernel})
 
     try:
-        with around_compilations(compiling, lambda: channel.note(dict(last))):
+        with compiled_once(), around_compilations(compiling, lambda: channel.note(dict(last))):
             return work(note)
     except ContextLost as lost:
         return Crash("exit", str(lost), dict(last), "")

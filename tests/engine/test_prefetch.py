@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -104,3 +108,69 @@ def test_cores_are_left_for_the_tests(
     monkeypatch.setenv("PYTEST_XDIST_WORKER_COUNT", str(processes))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     assert compile_ahead.workers() == expected
+
+
+def test_cases_that_a_worker_compiles_wait_until_it_has() -> None:
+    """The test goes on with others, and then takes those that are finished in their order."""
+    shared = compile_ahead.Shared()
+    for number in (0, 1, 3):
+        assert shared.take(number)
+    cases = shared.finished_first("abcdef", math.inf)
+    assert [next(cases), next(cases)] == ["c", "e"]
+    shared.finish(3)
+    assert next(cases) == "d"
+    shared.finish(0)
+    assert list(cases) == ["f", "a", "b"]
+
+
+def test_a_test_with_a_budget_leaves_out_what_is_not_compiled_in_time() -> None:
+    """Its seconds pass at the end, while it waits; what is finished until then still comes."""
+    shared = compile_ahead.Shared()
+    assert shared.take(0)
+    assert shared.take(2)
+    cases = shared.finished_first("abc", 0.1)
+    assert next(cases) == "b"
+    shared.finish(2)
+    assert list(cases) == ["c"]
+
+
+def test_what_the_test_has_taken_no_worker_compiles() -> None:
+    """And the other way round, also where both share the memory by a fork."""
+    shared = compile_ahead.Shared()
+    if (child := os.fork()) == 0:
+        os._exit(int(not shared.take(5)))
+    assert os.waitpid(child, 0)[1] == 0
+    assert not shared.take(5)
+    assert shared.take(6)
+
+
+def test_a_kernel_is_compiled_by_one_process_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another key is compiled meanwhile; the same key waits."""
+    from triton.runtime.jit import JITFunction
+
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    began = tmp_path / "began"
+    began.mkdir()
+
+    def compiles(_: Any, key: str) -> None:
+        (began / f"{key} {os.getpid()}").touch()
+        time.sleep(600)
+
+    monkeypatch.setattr(JITFunction, "_do_compile", compiles)
+    kernel: Any = SimpleNamespace(fn=_files)
+    children = []
+    try:
+        for key in ("one", "one", "other"):
+            if (child := os.fork()) == 0:
+                with compile_ahead.compiled_once():
+                    JITFunction._do_compile(kernel, key)
+            children.append(child)
+        time.sleep(0.2)
+        assert [name.split()[0] for name in _files(began, 2)] == ["one", "other"]
+        first = next(name.split()[1] for name in _files(began, 2))
+        os.kill(int(first), signal.SIGKILL)
+        assert [name.split()[0] for name in _files(began, 3)] == ["one", "one", "other"]
+    finally:
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)

@@ -1,30 +1,86 @@
 """Workers that compile a test's kernels ahead of it, in forked children.
 
 They take the launches of the covering phase and of the search's first half. A row-wise kernel has some hundred
-specialisations (block size, dtype, divisibility of sizes, strides, addresses), at 0.1-0.3 s each. Triton's disk cache
-is shared and written atomically. All workers of all tests together have the machine's cores.
+specialisations (block size, dtype, divisibility of sizes, strides, addresses), at 0.1-0.3 s each; one config of an
+autotuned kernel may take 33 s (swiglu of fla-core), so the test goes on with cases that no worker is compiling.
+Triton's disk cache is shared and written atomically. All workers of all tests together have the machine's cores.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import mmap
 import os
 import signal
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from time import perf_counter
+from typing import Any, TypeVar
+from zlib import crc32
+
+from pytest_fusion.interpreter.scoped import replaced
+
+T = TypeVar("T")
 
 # Each worker starts a CUDA context: about half a second and half a gigabyte of device memory. Two for each core that
 # tests leave: a test that compiles nothing leaves its own to others.
 _MOST_WORKERS, _TIMES = 12, 2
 _PAUSE_S, _NUMBER = 0.01, 8
+# Profile `deep` has some 1,500 cases.
+_MOST_CASES = 1 << 14
+_FREE, _TAKEN, _FINISHED = 0, 1, 2
+# Locks for compilations: of two kernels with the same number one waits without need.
+_LOCKS = 1 << 10
 _FEW_ENTRIES = 8
 # Tests go before cache filling: several runs side by side had 28 processes at work on 16 cores.
 _NICE = 10
+
+
+class Shared:
+    """Which numbered cases a process of this test has taken and finished, in memory that forked children share."""
+
+    def __init__(self) -> None:
+        self._states = mmap.mmap(-1, _MOST_CASES)
+
+    def take(self, number: int) -> bool:
+        """Whether the case was free. Two processes may both take one at the same moment: it is compiled twice."""
+        if free := self._states[number] == _FREE:
+            self._states[number] = _TAKEN
+        return free
+
+    def finish(self, number: int) -> None:
+        self._states[number] = _FINISHED
+
+    def finished_first(self, cases: Iterable[T], seconds: float) -> Iterator[T]:
+        """The cases in order, those that other processes have taken once these finish.
+
+        At the end waits for them until ``seconds`` have passed since the first case; those that others still have are
+        left out. Without a limit they come unfinished.
+        """
+        taken: dict[int, T] = {}
+        until = perf_counter() + seconds
+        for number, case in enumerate(cases):
+            yield from self._finished(taken)
+            if self._states[number] == _FINISHED or self.take(number):
+                yield case
+                self.finish(number)
+            else:
+                taken[number] = case
+        while taken and seconds < math.inf and perf_counter() < until:
+            yield from self._finished(taken)
+            time.sleep(_PAUSE_S)
+        if seconds == math.inf:
+            yield from taken.values()
+
+    def _finished(self, taken: dict[int, T]) -> Iterator[T]:
+        for number in [number for number in taken if self._states[number] == _FINISHED]:
+            yield taken.pop(number)
 
 
 def cache_is_empty() -> bool:
@@ -43,14 +99,39 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def _folder() -> Path:
+    """Where the locks of all runs of this user are."""
+    folder = Path(tempfile.gettempdir()) / f"pytest-fusion-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def compiled_once() -> AbstractContextManager[None]:
+    """A kernel that another process compiles is waited for: Triton's disk cache has it then.
+
+    With twelve workers 36 % of the compilations of a product of low rank were done twice. Touches
+    ``triton.runtime.jit.JITFunction._do_compile``, whose first argument is the key of the specialisation (3.6.0, 3.7.1
+    and 3.9.0).
+    """
+    from filelock import FileLock
+
+    folder = _folder()
+
+    def compiling(upstream: Callable[..., Any], kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        named = f"{kernel.fn.__module__}.{kernel.fn.__qualname__} {args[0]}"
+        with FileLock(folder / f"kernel-{crc32(named.encode()) % _LOCKS}", poll_interval=_PAUSE_S):
+            return upstream(kernel, *args, **kwargs)
+
+    return replaced("triton.runtime.jit", "JITFunction", "_do_compile", compiling)
+
+
 @contextmanager
 def _core() -> Iterator[None]:
     """Hold one core of this machine, as far as processes that compile ahead go, of other tests and runs too."""
     from filelock import FileLock, Timeout
 
-    folder = Path(tempfile.gettempdir()) / f"pytest-fusion-cores-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
-    locks = [FileLock(folder / str(number)) for number in range(_cores())]
+    folder = _folder()
+    locks = [FileLock(folder / f"core-{number}") for number in range(_cores())]
     for lock in itertools.cycle(locks):
         try:
             with lock.acquire(timeout=0):

@@ -55,7 +55,14 @@ def _of_triton(driver: Any) -> None:
 
     def begin_answered(self: Any) -> None:
         begin(self)
-        self.get_device_properties = _answered(self.get_device_properties)
+        ask = self.get_device_properties
+
+        def asked(device: int) -> Any:
+            # The driver does not start CUDA, and where NVML has counted the devices (`device_choice`) nothing else did.
+            sys.modules["torch"].cuda.init()
+            return ask(device)
+
+        self.get_device_properties = _answered(asked)
 
     utils.__init__ = begin_answered
 

@@ -151,7 +151,7 @@ CONTRACT: tuple[Plant, ...] = (
         ("side-stream", "F4", 153, DEVICE | {"honesty"}, "wrong-stream late-work", []),
         ("default-stream", "F4", None, DEVICE, "wrong-stream", []),
         ("synchronises", "K2", 209, DEVICE, "hidden-sync", []),
-        ("looks-at-values", "K2", 208, DEVICE, "hidden-sync", []),
+        ("looks-at-values", "K2", 208, DEVICE | LAUNCHES, "hidden-sync extra-launch", []),
         ("two-launches", "K1", None, LAUNCHES, "extra-launch", []),
     ], needs="cuda"),
     *group("launch_count", launch_count.make_spec, "rows hidden", [

@@ -82,17 +82,25 @@ def test_once_cuda_has_started_nothing_changes(tmp_path: Path, monkeypatch: pyte
     assert [int(process) for process in (tmp_path / "log").read_text().split()[1:]] == [os.getpid()] * 2
 
 
-def test_the_driver_of_triton_is_answered_too(tmp_path: Path) -> None:
-    """Each instance has its function from a module that is built when it is made."""
+def test_the_driver_of_triton_is_answered_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each instance has its function from a module that is built when it is made, and which does not start CUDA."""
+    started: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "init", lambda: started.append(True))
 
     class CudaUtils:
         def __init__(self) -> None:
-            self.get_device_properties = lambda device: {"max_shared_mem": 1 << device, "process": os.getpid()}
+            self.get_device_properties = self.asked
+
+        def asked(self, device: int) -> dict[str, int]:
+            if not started:
+                raise RuntimeError("Triton Error [CUDA]: initialization error")
+            return {"max_shared_mem": 1 << device, "process": os.getpid()}
 
     device_facts._of_triton(SimpleNamespace(CudaUtils=CudaUtils))
     found: Any = CudaUtils().get_device_properties(4)
     assert found["max_shared_mem"] == 16
     assert found["process"] != os.getpid()
+    assert not started
 
 
 def test_functions_are_replaced_as_soon_as_their_module_is_imported() -> None:

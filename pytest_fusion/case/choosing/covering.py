@@ -155,16 +155,17 @@ def long_rows(plan: Plan) -> Iterator[dict[str, Any]]:
     ordinary = _ordinary_values(plan)
     masked = _innermost(plan.spec) if "inf" in plan.factors.get("values", ()) else []
     turn = 0
-    for even, size, name in itertools.product((False, True), LONG, dims):
+    for even, (step, size), (place, name) in itertools.product((False, True), enumerate(LONG), enumerate(dims)):
         long = _long_size(size, plan.spec.bound(name).max, even=even)
         if long is None:
             continue
         choice: dict[str, Any] = {f"dim {other}": 1 if size > 5000 else 3 for other in dims if other != name}
-        choice |= {f"dim {name}": long, "dtype": dtypes[turn % len(dtypes)]}
+        # Not by `turn`: of three dims each would be long in one of three dtypes alone.
+        choice |= {f"dim {name}": long, "dtype": dtypes[(step + place + even) % len(dtypes)]}
         choice.update(_beside_long(plan, size, name, even))
         if ordinary:
             past = [kind for kind in _PAST_BLOCKS if kind in ordinary] if size > _BLOCKS else []
-            choice["values"] = past[(LONG.index(size) + even) % len(past)] if past else ordinary[turn % len(ordinary)]
+            choice["values"] = past[(step + even) % len(past)] if past else ordinary[turn % len(ordinary)]
         turn += 1
         yield choice
         if even and size == LONG[-1] and long == _EVEN[size] and name in masked:

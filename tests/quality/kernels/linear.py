@@ -140,5 +140,9 @@ def make_spec(bug: str = "", *, order: str = "", split: bool = False) -> FusionS
         fused=fused,
         reference=reference,
         inputs={"x": tensor("rows inner"), "weight": tensor("cols inner"), "bias": tensor("cols")},
-        dims={"rows": dim(0, 20), "cols": dim(0, 20), "inner": dim(0, 52)},
+        dims={
+            "rows": dim(0, 20),
+            "cols": dim(0, 20),
+            "inner": dim(0, 5000 if bug == "low-precision-accumulator" else 52),
+        },
     )

@@ -55,14 +55,14 @@ def _of_triton(driver: Any) -> None:
 
     def begin_answered(self: Any) -> None:
         begin(self)
-        ask = self.get_device_properties
+        properties = self.get_device_properties
 
-        def asked(device: int) -> Any:
+        def after_start(device: int) -> Any:
             # The driver does not start CUDA, and where NVML has counted the devices (`device_choice`) nothing else did.
             sys.modules["torch"].cuda.init()
-            return ask(device)
+            return properties(device)
 
-        self.get_device_properties = _answered(asked)
+        self.get_device_properties = _answered(after_start)
 
     utils.__init__ = begin_answered
 

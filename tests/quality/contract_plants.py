@@ -20,6 +20,7 @@ from tests.quality.kernels import (
     speculative,
     top_k,
     tuned,
+    tuned_pair,
     wide,
 )
 from tests.quality.plant import GRADIENTS, HOLES, RAISES, READS, VALUES, WRITES, Plant, group
@@ -96,6 +97,11 @@ CONTRACT: tuple[Plant, ...] = (
         ("one-config-drops-tail", "G3", 168, VALUES | CONFIGS, "bad-config", [(1, 1)]),
         ("one-config-moves-by-64", "G3", None, CONFIGS, "bad-config", [(1, 129)]),
     ]),
+    *group("row_shares_tuned", tuned_pair.make_spec, "rows cols", [
+        (tuned_pair.DTYPE, "G3", None, VALUES | CONFIGS, "bad-config", [(1, 1)]),
+        (tuned_pair.PAIR, "G3", None, VALUES | CONFIGS, "bad-config", [(1, 129)]),
+        (tuned_pair.WARPS, "G3", None, WRITES | CONFIGS, "bad-config", [(1, 1)]),
+    ], slow=f"{tuned_pair.DTYPE} {tuned_pair.PAIR}"),
     *group("wide", wide.make_spec, "rows cols", [
         ("product-in-int32", "C1", 55, WRITES, "int32-overflow", []),
         ("cast-after-product", "C1", 58, WRITES, "int32-overflow", []),

@@ -65,6 +65,7 @@ def _spec(name: str, inputs: tuple[Mapping[str, Any], list[str]], **more: Any) -
         fused=_fused,
         reference=_reference,
         malformed=True,
+        strict=True,
         inputs=inputs[0],
         mutates=inputs[1],
         **more,

@@ -25,6 +25,7 @@ SPEC = FusionSpec(
     fused=batch_norm,
     reference=batch_norm_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("batch channels height width"),
         "weight": optional(tensor("channels", dtype=VECTOR)),
@@ -68,6 +69,7 @@ EVALUATION = FusionSpec(
     fused=batch_norm,
     reference=batch_norm_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("batch channels length"),
         "weight": tensor("channels"),

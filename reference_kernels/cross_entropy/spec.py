@@ -29,6 +29,7 @@ SPEC = FusionSpec(
     fused=cross_entropy,
     reference=cross_entropy_reference,
     malformed=True,
+    strict=True,
     inputs={
         "logits": tensor("*batch vocab"),
         "target": derived(_labels),
@@ -47,6 +48,7 @@ ROWS = FusionSpec(
     fused=cross_entropy,
     reference=cross_entropy_reference,
     malformed=True,
+    strict=True,
     inputs={
         "logits": tensor("rows vocab"),
         "target": tensor("rows", dtype=torch.int64, values=values.indices("vocab")),
@@ -67,6 +69,7 @@ LONG = FusionSpec(
     fused=cross_entropy,
     reference=cross_entropy_reference,
     malformed=True,
+    strict=True,
     inputs={"logits": tensor("rows vocab"), "target": derived(_labels), **OPTIONS, "reduction": "none"},
     dims={"rows": dim(0, 8), "vocab": dim(8193, 40000)},
     grad="logits",

@@ -26,6 +26,7 @@ SPEC = FusionSpec(
     fused=int8_linear,
     reference=int8_linear_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("rows k"),
         "codes": tensor("n k", dtype=torch.int8, values=values.integers(-128, 127)),
@@ -42,6 +43,7 @@ INT4 = FusionSpec(
     fused=int4_linear,
     reference=int4_linear_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("rows 64*groups"),
         "packed": tensor("n 16*groups", dtype=torch.int16, values=values.integers(-32768, 32767)),
@@ -71,6 +73,7 @@ FLOAT8 = FusionSpec(
     fused=fp8_linear,
     reference=fp8_linear_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("rows k", dtype=FP8, values=values.normal()),
         "codes": tensor("n k", dtype=FP8, values=values.normal()),

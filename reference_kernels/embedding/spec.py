@@ -31,6 +31,7 @@ SPEC = FusionSpec(
     fused=embedding_bag,
     reference=embedding_bag_reference,
     malformed=True,
+    strict=True,
     inputs={
         "weight": tensor("tables*vocab features"),
         "starts": derived(_equal),
@@ -75,6 +76,7 @@ UNEQUAL = FusionSpec(
     fused=embedding_bag,
     reference=embedding_bag_reference,
     malformed=True,
+    strict=True,
     inputs={
         **SPEC.inputs,
         "weight": tensor("tables+rest features"),
@@ -92,6 +94,7 @@ INTERACTION = FusionSpec(
     fused=dot_interaction,
     reference=dot_interaction_reference,
     malformed=True,
+    strict=True,
     inputs={"dense": tensor("batch features"), "sparse": tensor("batch tables features")},
     dims={"tables": dim(0, 26), "features": dim(0, 300)},
     grad=True,

@@ -17,6 +17,7 @@ SPEC = FusionSpec(
     fused=glu,
     reference=glu_reference,
     malformed=True,
+    strict=True,
     inputs={"gate": tensor("*batch hidden"), "up": tensor("*batch hidden"), "activation": ACTIVATION},
     grad=True,
     max_launches=1,
@@ -28,6 +29,7 @@ PACKED = FusionSpec(
     fused=glu_packed,
     reference=glu_packed_reference,
     malformed=True,
+    strict=True,
     inputs={"x": tensor("rows 2*hidden"), "activation": ACTIVATION},
     grad=True,
     invariant="rows",
@@ -40,6 +42,7 @@ FEED_FORWARD = FusionSpec(
     fused=feed_forward,
     reference=feed_forward_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("*batch k"),
         "gate_weight": tensor("n k"),

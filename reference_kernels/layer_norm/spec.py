@@ -18,6 +18,7 @@ SPEC = FusionSpec(
     fused=layer_norm,
     reference=layer_norm_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("rows n"),
         "weight": optional(tensor("n", dtype=MIXED)),
@@ -35,6 +36,7 @@ ADD = FusionSpec(
     fused=add_layer_norm,
     reference=add_layer_norm_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("*batch n"),
         "residual": tensor("*batch n"),
@@ -54,6 +56,7 @@ LONG = FusionSpec(
     fused=layer_norm,
     reference=layer_norm_reference,
     malformed=True,
+    strict=True,
     inputs={"x": tensor("rows n"), "weight": tensor("n"), "bias": tensor("n"), "eps": EPS},
     dims={"rows": dim(0, 70), "n": dim(8193, 40000)},
     grad=True,

@@ -25,6 +25,7 @@ SPEC = FusionSpec(
     fused=linear,
     reference=linear_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("*batch k"),
         "weight": tensor("n k"),
@@ -41,6 +42,7 @@ QKV = FusionSpec(
     fused=qkv_linear,
     reference=qkv_linear_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("*batch k"),
         **{f"{name}_weight": tensor(f"{width} k") for name, width in PROJECTIONS.items()},
@@ -56,6 +58,7 @@ GATE_UP = FusionSpec(
     fused=gate_up_linear,
     reference=gate_up_linear_reference,
     malformed=True,
+    strict=True,
     inputs={"x": tensor("*batch k"), "gate_weight": tensor("n k"), "up_weight": tensor("n k")},
     grad=True,
     max_launches=1,
@@ -67,6 +70,7 @@ LORA = FusionSpec(
     fused=lora_linear,
     reference=lora_linear_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("*batch k"),
         "weight": tensor("n k"),
@@ -86,6 +90,7 @@ LARGE = FusionSpec(
     fused=linear,
     reference=linear_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("rows k"),
         "weight": tensor("n k"),

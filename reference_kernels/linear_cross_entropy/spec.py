@@ -41,6 +41,7 @@ SPEC = FusionSpec(
     fused=linear_cross_entropy,
     reference=linear_cross_entropy_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("*batch hidden", values=FINITE),
         "weight": tensor("vocab hidden", values=FINITE),
@@ -60,6 +61,7 @@ FORWARD = FusionSpec(
     fused=linear_cross_entropy,
     reference=linear_cross_entropy_reference,
     malformed=True,
+    strict=True,
     inputs={
         **SPEC.inputs,
         "reduction": st.sampled_from(("mean", "sum")),

@@ -27,6 +27,7 @@ SPEC = FusionSpec(
     fused=norm_quant,
     reference=norm_quant_reference,
     malformed=True,
+    strict=True,
     inputs={"x": tensor("rows n"), "weight": tensor("n"), "bias": optional(tensor("n", dtype=VECTOR)), **CHOICES},
     invariant="rows",
     max_launches=1,
@@ -38,6 +39,7 @@ RESIDUAL = FusionSpec(
     fused=add_norm_quant,
     reference=add_norm_quant_reference,
     malformed=True,
+    strict=True,
     inputs={"x": tensor("rows n"), "residual": tensor("rows n"), "weight": tensor("n", dtype=VECTOR), **CHOICES},
     invariant="rows",
     max_launches=1,
@@ -49,6 +51,7 @@ RANKS = FusionSpec(
     fused=add_norm_quant,
     reference=add_norm_quant_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("*batch n"),
         "residual": tensor("*batch n"),

@@ -17,6 +17,7 @@ SPEC = FusionSpec(
     fused=relu_scale_bias,
     reference=relu_scale_bias_reference,
     malformed=True,
+    strict=True,
     inputs={"x": tensor("rows n"), "scale": tensor("n"), "bias": tensor("n", dtype=VECTOR)},
     grad=True,
     invariant="rows",
@@ -29,6 +30,7 @@ RANKS = FusionSpec(
     fused=relu_scale_bias,
     reference=relu_scale_bias_reference,
     malformed=True,
+    strict=True,
     inputs={"x": tensor("*batch n"), "scale": tensor("n", dtype=VECTOR), "bias": tensor("n")},
     grad=True,
     max_launches=1,
@@ -39,6 +41,7 @@ ADD_MUL_ACT = FusionSpec(
     fused=add_mul_act,
     reference=add_mul_act_reference,
     malformed=True,
+    strict=True,
     inputs={
         **{name: tensor("*batch n") for name in ("x", "y", "z")},
         "activation": st.sampled_from(("relu", "gelu", "silu")),
@@ -53,6 +56,7 @@ DROPOUT = FusionSpec(
     fused=dropout,
     reference=dropout_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("*batch n"),
         "seed": st.integers(0, 2**63 - 1),

@@ -17,6 +17,7 @@ SPEC = FusionSpec(
     fused=rms_norm,
     reference=rms_norm_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("*batch n"),
         "weight": optional(tensor("n")),
@@ -33,6 +34,7 @@ ADD = FusionSpec(
     fused=add_rms_norm,
     reference=add_rms_norm_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("rows n"),
         "residual": tensor("rows n"),
@@ -53,6 +55,7 @@ LONG = FusionSpec(
     fused=rms_norm,
     reference=rms_norm_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("rows n"),
         "weight": tensor("n"),

@@ -21,6 +21,7 @@ SPEC = FusionSpec(
     fused=rope,
     reference=rope_reference,
     malformed=True,
+    strict=True,
     inputs={
         "q": tensor("batch tokens q_heads 2*half+rest"),
         "k": tensor("batch tokens k_heads 2*half+rest"),
@@ -49,6 +50,7 @@ RANKS = FusionSpec(
     fused=rope,
     reference=rope_reference,
     malformed=True,
+    strict=True,
     inputs={
         "q": tensor("*batch q_heads 2*half"),
         "k": tensor("*batch k_heads 2*half"),
@@ -76,6 +78,7 @@ CACHE = FusionSpec(
     fused=rope_cache,
     reference=rope_cache_reference,
     malformed=True,
+    strict=True,
     inputs={
         "q": tensor("tokens q_heads 2*half+rest"),
         "k": tensor("tokens k_heads 2*half+rest"),

@@ -18,6 +18,7 @@ SPEC = FusionSpec(
     fused=sample,
     reference=sampling_probabilities,
     malformed=True,
+    strict=True,
     inputs={
         "logits": tensor("*batch vocab"),
         "seed": SEED,
@@ -38,6 +39,7 @@ BY_ROW = FusionSpec(
     fused=sample,
     reference=sampling_probabilities,
     malformed=True,
+    strict=True,
     inputs={
         "logits": tensor("rows vocab", values=values.normal(0.0, 2.0)),
         "seed": SEED,
@@ -57,6 +59,7 @@ FULL = FusionSpec(
     fused=sample,
     reference=sampling_probabilities,
     malformed=True,
+    strict=True,
     inputs={
         "logits": tensor("rows vocab", values=values.normal(0.0, 2.0)),
         "seed": SEED,

@@ -31,6 +31,7 @@ SPEC = FusionSpec(
     fused=softmax,
     reference=softmax_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("*batch n"),
         "scale": SCALE,
@@ -50,6 +51,7 @@ BATCHED = FusionSpec(
     fused=softmax,
     reference=softmax_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("rows n"),
         "scale": 0.125,
@@ -66,6 +68,7 @@ ATTENTION = FusionSpec(
     fused=softmax,
     reference=softmax_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("b heads q k"),
         "scale": SCALE,
@@ -91,6 +94,7 @@ LONG = FusionSpec(
     fused=softmax,
     reference=softmax_reference,
     malformed=True,
+    strict=True,
     inputs={
         "x": tensor("rows n"),
         "keep": optional(tensor("rows n", dtype=torch.bool, values=_keep)),

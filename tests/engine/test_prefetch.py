@@ -134,6 +134,18 @@ def test_a_test_with_a_budget_leaves_out_what_is_not_compiled_in_time() -> None:
     assert list(cases) == ["c"]
 
 
+def test_a_case_at_which_a_worker_dies_is_the_tests() -> None:
+    """A crash of the compiler is found like any other."""
+    shared = compile_ahead.Shared()
+    if (child := os.fork()) == 0:
+        shared.take(1)
+        os._exit(0)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+    assert not shared.take(1)
+    assert list(shared.finished_first("abc", 60.0)) == ["a", "b", "c"]
+    os.waitpid(child, 0)
+
+
 def test_what_the_test_has_taken_no_worker_compiles() -> None:
     """And the other way round, also where both share the memory by a fork."""
     shared = compile_ahead.Shared()

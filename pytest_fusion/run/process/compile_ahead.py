@@ -34,7 +34,7 @@ _MOST_WORKERS, _TIMES = 12, 2
 _PAUSE_S, _NUMBER = 0.01, 8
 # Profile `deep` has some 1,500 cases.
 _MOST_CASES = 1 << 14
-_FREE, _TAKEN, _FINISHED = 0, 1, 2
+_FREE, _FINISHED = 0, -1
 # Locks for compilations: of two kernels with the same number one waits without need.
 _LOCKS = 1 << 10
 _FEW_ENTRIES = 8
@@ -43,22 +43,23 @@ _NICE = 10
 
 
 class Shared:
-    """Which numbered cases a process of this test has taken and finished, in memory that forked children share."""
+    """Which numbered cases a process of this test has taken or finished, in memory that forked children share."""
 
     def __init__(self) -> None:
-        self._states = mmap.mmap(-1, _MOST_CASES)
+        # The process that has taken a case, or one of the two states above.
+        self._states = memoryview(mmap.mmap(-1, 8 * _MOST_CASES)).cast("q")
 
     def take(self, number: int) -> bool:
         """Whether the case was free. Two processes may both take one at the same moment: it is compiled twice."""
         if free := self._states[number] == _FREE:
-            self._states[number] = _TAKEN
+            self._states[number] = os.getpid()
         return free
 
     def finish(self, number: int) -> None:
         self._states[number] = _FINISHED
 
     def finished_first(self, cases: Iterable[T], seconds: float) -> Iterator[T]:
-        """The cases in order, those that other processes have taken once these finish.
+        """The cases in order, those that other processes have taken once these finish, or end by a crash.
 
         At the end waits for them until ``seconds`` have passed since the first case; those that others still have are
         left out. Without a limit they come unfinished.
@@ -67,7 +68,7 @@ class Shared:
         until = perf_counter() + seconds
         for number, case in enumerate(cases):
             yield from self._finished(taken)
-            if self._states[number] == _FINISHED or self.take(number):
+            if self.take(number) or not self._in_work(number):
                 yield case
                 self.finish(number)
             else:
@@ -79,8 +80,21 @@ class Shared:
             yield from taken.values()
 
     def _finished(self, taken: dict[int, T]) -> Iterator[T]:
-        for number in [number for number in taken if self._states[number] == _FINISHED]:
+        for number in [number for number in taken if not self._in_work(number)]:
             yield taken.pop(number)
+
+    def _in_work(self, number: int) -> bool:
+        process = self._states[number]
+        return process != _FINISHED and _lives(process)
+
+
+def _lives(process: int) -> bool:
+    """Whether a process has not ended, by Linux's files: one whose parent does not wait for it stays a zombie."""
+    try:
+        stat = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(") ")[2][:1] not in ("Z", "X")
 
 
 def cache_is_empty() -> bool:

@@ -41,6 +41,10 @@ _LONG_AT, _BROAD_AT = 100_000, 200_000
 # A budget of seconds ends no test before so many cases had something to compare: fewer make a pass a thin one, and no
 # comparison of two kernels.
 _AT_LEAST = 20
+# Where the time may be up at any case: after so many others every so many-th is a long one. On the CPU lane it takes as
+# long as four others, and most planted bugs are found before. On a GPU compiling takes the time: with an empty cache a
+# test ended after some 20 cases, before any long one.
+_LONG_AMONG = {"cpu": (20, 10), "cuda": (4, 4)}
 # Of the seconds of a test with autotuned kernels: the rest is for cases that follow from its configs.
 _PAIRS_OF_TUNED = 0.6
 
@@ -155,11 +159,14 @@ class Cases:
             *enumerate(covering.long_rows(self.plan), _LONG_AT),
             *enumerate(covering.broad_rows(self.plan), _BROAD_AT),
         ]
-        timed = self.budget.seconds < math.inf
-        if timed:
+        mixed = None
+        if self.budget.seconds < math.inf:
+            mixed = _LONG_AMONG[self._device.type]
+            if self._device.type == "cuda":
+                long = covering.spread(long)
             # In tiles of some hundred, rows past 2^16 took 11 % of the suite's time, and no planted bug needs them.
             long.sort(key=lambda one: longest(one[1])[1] >= LONG[-1])
-        yield from covering.within(self.budget.left, pairs, long, mixed=timed)
+        yield from covering.within(self.budget.left, pairs, long, mixed)
 
     def far(self) -> Iterator[Chosen]:
         """Cases whose offsets do not fit 32 bits, and no others."""

@@ -204,9 +204,17 @@ def test_where_pairs_are_few_long_ones_have_the_rest() -> None:
 
 def test_where_time_may_be_up_long_ones_come_between() -> None:
     """After the first twenty one of ten is long, in their order; what is left of either follows."""
-    found = list(covering.within(math.inf, iter(range(38)), range(100, 104), mixed=True))
+    found = list(covering.within(math.inf, iter(range(38)), range(100, 104), (20, 10)))
     assert found == [*range(27), 100, *range(27, 36), 101, 36, 37, 102, 103]
-    assert list(covering.within(40, iter(range(10)), range(100, 130), mixed=True))[:10] == list(range(10))
+    assert list(covering.within(40, iter(range(10)), range(100, 130), (20, 10)))[:10] == list(range(10))
+
+
+def test_the_first_few_of_spread_rows_are_from_everywhere() -> None:
+    """Each third of the list has one of the first three, each half two or three of the first five."""
+    found = covering.spread(range(30))
+    assert sorted(found) == list(range(30))
+    assert sorted(place // 10 for place in found[:3]) == [0, 1, 2]
+    assert sum(place < 15 for place in found[:5]) in (2, 3)
 
 
 def test_without_layouts_there_are_no_such_cases(plan_of: PlanOf) -> None:

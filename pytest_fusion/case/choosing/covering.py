@@ -60,9 +60,8 @@ _MOST_BROAD = 4
 # Where large cases are cheap (a GPU, the deep profile): past 2^18 elements, where launchers choose another kernel, and
 # past one turn of 132 programs with tiles of 2048.
 _VAST = 1537, 257
-# Of fewer cases than there are one in so many is a long one; and one in so many where the time may be up at any of
-# them, from where most planted bugs are found: a long one takes as long as four others.
-_LONG_OF, _LONG_OF_TIMED, _MOST_FOUND = 6, 10, 20
+# Of fewer cases than there are one in so many is a long one.
+_LONG_OF = 6
 _GOLDEN = (math.sqrt(5) - 1) / 2
 
 T = TypeVar("T")
@@ -230,10 +229,10 @@ def broad_rows(plan: Plan) -> Iterator[dict[str, Any]]:
         yield choice
 
 
-def within(budget: float, pairs: Iterable[T], long: Sequence[T], *, mixed: bool = False) -> Iterator[T]:
+def within(budget: float, pairs: Iterable[T], long: Sequence[T], mixed: tuple[int, int] | None = None) -> Iterator[T]:
     """First those for pairs, then the long ones: all where ``budget`` allows; else long ones have a part of it.
 
-    ``mixed``: the time may be up at any of them, so the long ones, shorter ones first, are not left to the end.
+    ``mixed``: the time may be up at any of them, so after so many others every so many-th is a long one.
     By ``max_examples=60`` no case was longer than a block, whatever a kernel did past it. Multiples of the golden ratio
     pick them: even steps would meet one dim alone, since dims take turns.
     """
@@ -241,7 +240,7 @@ def within(budget: float, pairs: Iterable[T], long: Sequence[T], *, mixed: bool 
         later = iter(long)
         for turn, row in enumerate(pairs, 1):
             yield row
-            if mixed and turn > _MOST_FOUND and turn % (_LONG_OF_TIMED - 1) == 0:
+            if mixed is not None and turn > mixed[0] and turn % (mixed[1] - 1) == 0:
                 yield from itertools.islice(later, 1)
         yield from later
         return
@@ -254,6 +253,11 @@ def within(budget: float, pairs: Iterable[T], long: Sequence[T], *, mixed: bool 
     while len(picked) < count:
         picked.add(next(steps))
     yield from (long[i] for i in sorted(picked))
+
+
+def spread(rows: Sequence[T]) -> list[T]:
+    """The rows in an order in which any first few are from everywhere."""
+    return [rows[place] for place in sorted(range(len(rows)), key=lambda place: place * _GOLDEN % 1)]
 
 
 class PairCount:

@@ -259,3 +259,12 @@ def refit(spec: FusionSpec, chosen: Mapping[str, Size]) -> dict[str, Size]:
         assert isinstance(size, int)
         fitted[name] = sizes.fit(size, spec.bound(name), fitted)
     return fitted
+
+
+def in_dtype(spec: FusionSpec, case: Case, dtype: str) -> Case:
+    """The case with this dtype, and the tensors that follow it."""
+    case = case.with_(dtype=dtype)
+    for name in case.tensors:
+        if spec.tensors[name].follows_case_dtype:
+            case = case.with_tensor(name, dtype=dtype)
+    return case

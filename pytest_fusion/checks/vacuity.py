@@ -95,7 +95,8 @@ class Vacuity:
             return hazard("vacuity", "loose-tolerance", reason, output=name, wrong=kind, cases=cases)
         return failed(
             "vacuity",
-            f"{would}, so this test proves nothing about it; widen values=, dims= or tighten the tolerance",
+            f"{would}, so this test proves nothing about it; widen values=, dims= or tighten the tolerance, or, "
+            "where it only makes up for rounding, say allow={'vacuous-test': 'why'}",
             identity=f"vacuity:{name}:{kind}",
             output=name,
             wrong=kind,

@@ -161,7 +161,11 @@ class Lab:
             return _IMPOSSIBLE
         failure = found.failure
         if failure is None:
-            return Answer("right", found)
+            # Another finding may hide this one: the variant is no evidence that it is gone.
+            hidden = any(
+                v.failed and (v.check, v.output) == (self.check, self.verdict.output) for v in found.result.verdicts
+            )
+            return _IMPOSSIBLE if hidden else Answer("right", found)
         return Answer("alike" if failure.identity == self.verdict.identity else "otherwise", found)
 
     def seeds(self, case: Case | None = None, count: int = _SEEDS) -> list[int]:

@@ -10,7 +10,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pytest_fusion.case import layouts, regimes, sizes
 from pytest_fusion.case.case_model import Case, Config, Layout
 from pytest_fusion.case.make import ImpossibleCase, shape_of
-from pytest_fusion.case.plan import Plan, allowed_layouts, refit, regimes_of
+from pytest_fusion.case.plan import Plan, allowed_layouts, in_dtype, refit, regimes_of
 from pytest_fusion.run.autotuned import TRIED
 from pytest_fusion.spec.dims import Size
 from pytest_fusion.spec.dtypes import simplicity
@@ -185,11 +185,7 @@ class Shrinker:
             for dtype in sorted(spec.dtypes, key=simplicity):
                 if simplicity(dtype) >= simplicity(self.case.dtype):
                     break
-                case = self.case.with_(dtype=dtype)
-                for name, inner in self._tensors():
-                    if inner.follows_case_dtype:
-                        case = case.with_tensor(name, dtype=dtype)
-                yield case
+                yield in_dtype(spec, self.case, dtype)
         for name, inner in self._tensors():
             for dtype in sorted(inner.dtypes, key=simplicity):
                 if simplicity(dtype) >= simplicity(self.case.tensors[name].dtype):

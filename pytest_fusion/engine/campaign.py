@@ -10,6 +10,7 @@ from typing import Any
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
+from pytest_fusion.case.plan import in_dtype
 from pytest_fusion.checks import registry
 from pytest_fusion.checks.case_judge import judge_case
 from pytest_fusion.checks.configs import configs
@@ -171,9 +172,16 @@ class Campaign:
             return result
         if result.findings:
             self._find(result)
+            self._in_float32(result)
         elif chosen.choice is not None and (self._usual is None or _rank(result.case) > _rank(self._usual)):
             self._usual = result.case
         return result
+
+    def _in_float32(self, result: CaseResult) -> None:
+        """Run a case that is less accurate in 16 bits again: in float32 rounding excuses no left out term."""
+        narrow, found = result.case.dtype in ("float16", "bfloat16"), {verdict.code for verdict in result.findings}
+        if narrow and "less-accurate" in found and "float32" in self.spec.dtypes and not self.ended:
+            self._run(Chosen(in_dtype(self.spec, result.case, "float32")), again=False)
 
     def _find(self, result: CaseResult) -> None:
         """Enter what a case shows; the first that fails the test sets the time of the search for others."""

@@ -19,11 +19,12 @@ from pytest_fusion.checks.malformed import malformed
 from pytest_fusion.checks.verdict import Verdict, failed
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
 from pytest_fusion.diagnosis.shrink import Shrinker
-from pytest_fusion.diagnosis.text.stack import last_words
+from pytest_fusion.diagnosis.text.stack import died_in_reference, last_words
 from pytest_fusion.engine.cases import limits_of
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.tally import Failure, Tally
 from pytest_fusion.errors import ReplayError
+from pytest_fusion.oracle.reference import ReferenceCrashed
 from pytest_fusion.run.clock import processor_s
 from pytest_fusion.run.process.fork import Crash
 
@@ -72,6 +73,13 @@ def tally_of(job: Job, crash: Crash, smallest: Failure | None = None) -> Tally:
     ``smallest`` is that failure where it is known.
     """
     note = crash.last_note or {}
+    if crash.kind == "signal" and not note.get("findings") and died_in_reference(crash.stderr_tail):
+        found = _case_of(note)
+        case = f"; the case was {describe(job.spec, found)['text']}" if found is not None else ""
+        raise ReferenceCrashed(
+            f"{job.spec.name}: the reference itself killed its process ({crash.detail}){case}; bound the sizes in "
+            "dims= to those that it can compute, or fix it"
+        )
     tally = Tally(cases=int(note.get("cases", 0)), pinned=note.get("pinned"))
     cases, found, others = tally.cases, _case_of(note), list(note.get("findings", ()))
     dies = "shrinking" in note and (smallest is not None or crash.kind != "timeout")

@@ -33,7 +33,7 @@ def reread(noise: Noise, operands: Sequence[Operand], reader: int) -> None:
     for operand in operands:
         lanes = operand.lanes
         before, narrow = (lanes.wider, lanes.narrow) if lanes.narrow else (lanes.raw, operand.native.dtype)
-        if (lanes.single and lanes.narrow is None) or narrow not in NARROW or before is None:
+        if (lanes.single and lanes.narrow is None) or narrow not in NARROW or before is None or not before.numel():
             continue
         operand.value, way = noise.spread(lanes.rounded), 1 + reader % 2
         operand.value[way::2] = noise.rounded(before, narrow)[way::2]

@@ -218,15 +218,16 @@ class Evaluator(DispatchMode):
             if out_of_memory(error):
                 raise
             made = NotImplemented
-        if made is NotImplemented:
-            del self.fallbacks[before:]
-            return None
-        return [
+        found = [
             self.store.read(ours)
             if isinstance(native, Tensor) and isinstance(ours, Tensor) and native.shape == ours.shape
             else None
             for native, ours in zip(call.natives, results_of(made), strict=False)
         ]
+        if made is NotImplemented or any(map(_adds_nan, found, call.natives)):
+            del self.fallbacks[before:]
+            return None
+        return found
 
     def _by_running(self, call: Call, *, noisy: bool = True) -> list[Lanes | None]:
         """Lanes from running the operation on each lane, or else of the native value with an error of one unit."""
@@ -294,3 +295,11 @@ class Evaluator(DispatchMode):
             return Lanes(noisy, noisy, terms)
         grid = torch.float32 if noise.kind == "F" else dtype
         return Lanes(value, noise.rounded(value, grid), terms)
+
+
+def _adds_nan(lanes: Lanes | None, native: Any) -> bool:
+    """Whether lanes are NaN where torch's own result is finite.
+
+    The decomposition of `grid_sampler_2d` multiplies elements that it takes in place of those outside by 0.
+    """
+    return lanes is not None and bool((lanes.rounded.isnan().any(0) & native.isfinite()).any())

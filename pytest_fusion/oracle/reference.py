@@ -33,7 +33,7 @@ class ReferenceFailed(Exception):
 
 
 class ReferenceCrashed(SpecError):
-    """The reference destroyed the CUDA context; this process can judge nothing more."""
+    """The reference ended its process or destroyed its CUDA context, which can judge nothing more."""
 
 
 @contextmanager

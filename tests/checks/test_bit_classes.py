@@ -119,3 +119,16 @@ def test_without_another_config_nothing_is_compared(examine: Any) -> None:
     assert record.checks["configs"]["verdict"] == "unknown"
     record = examine(summing(*SIZES), summed, MATRIX, dims=DIMS, cases=12, deterministic=False)
     assert not [one for one in record.findings if one["code"] == "config-variant-bits"]
+
+
+def test_a_promise_holds_for_configs_that_pruning_leaves_for_long_rows_alone(examine: Any) -> None:
+    """Many short rows pass every block by their elements; two configs are left only past 128 columns."""
+    configs = [triton.Config({"BLOCK": 64, "WAYS": ways}, num_warps=turn + 1) for turn, ways in enumerate((32, 32, 64))]
+
+    def prune(configs: list[Any], named: dict[str, Any], **_: Any) -> list[Any]:
+        return configs if named["columns"] > 128 else configs[:2]
+
+    kernel = triton.autotune(configs, key=["columns"], prune_configs_by={"early_config_prune": prune})(row_sum)
+    record: TestRecord = examine(by_rows(kernel), summed, MATRIX, dims=DIMS, cases=60, **PROMISE)
+    assert (record.failed_check, record.cause) == ("configs", "config-variant-bits"), record.message
+    assert record.checks["configs"]["configs"] == [0, 2]

@@ -327,9 +327,9 @@ def test_pruned_configs_are_not_run_but_counted(examine: Any) -> None:
     """What the kernel drops for all arguments is no finding, however wrong it is."""
     prune = {"early_config_prune": lambda configs, args, **_: [c for c in configs if c.kwargs["BLOCK"] < 64]}
     fused = doubling(plan(), plan(64, loaded=1), plan(8), prune_configs_by=prune)
-    record: TestRecord = examine(fused, doubled, VECTOR)
+    record: TestRecord = examine(fused, doubled, VECTOR, cases=20)
     assert record.verdict == "pass", record.message
-    assert record.checks["configs"]["verdict"] == "pass"
+    assert record.checks["configs"]["verdict"] == "pass", record.checks["configs"]["reason"]
     assert record.checks["configs"]["reason"] == "ran 2 of 3 configs of scaled, 1 dropped by its own pruning"
 
 
@@ -496,3 +496,29 @@ def test_a_config_that_only_another_call_may_choose_is_found(examine: Any, keyed
     else:
         assert (record.failed_check, record.cause) == ("configs", "bad-config"), record.message
         assert "key= lacks what pruning depends on" in record.message
+
+
+@triton.jit
+def stored_or_added(x, out, n, BLOCK: tl.constexpr, ADDS: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + i, mask=i < n, other=0)
+    if ADDS:
+        tl.atomic_add(out + i, value, mask=i < n)
+    else:
+        tl.store(out + i, value, mask=i < n)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_each_config_that_a_tuning_call_runs_wins_in_some_case(examine: Any, reset: bool) -> None:
+    """A split of one stores what others add to: its win hides what the benchmark left behind."""
+    configs = [triton.Config({"BLOCK": 32, "ADDS": adds}) for adds in (False, True)]
+    kernel = triton.autotune(configs, key=["n"], **({"reset_to_zero": ["out"]} if reset else {}))(stored_or_added)
+
+    def fused(x: T) -> T:
+        out = torch.zeros_like(x)
+        kernel[lambda meta: (triton.cdiv(x.numel(), meta["BLOCK"]),)](x, out, x.numel())
+        return out
+
+    record: TestRecord = examine(fused, lambda x: x * 1, WHOLE, cases=24)
+    wanted = (None, None) if reset else ("configs", "autotune-side-effect")
+    assert (record.failed_check, record.cause) == wanted, record.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,3 +66,22 @@ def test_experiments_are_about_the_output_that_failed(lab_of: Any) -> None:
     variant = lab.base.with_(drawn={"s": 1.0})
     assert lab.attempt(variant).probe.result.evidence[0] == "out[0]"
     assert lab.wrong_of(lab.attempt(variant)).name == "out[1]"
+
+
+def test_a_variant_that_shows_another_finding_is_no_evidence(lab_of: Any) -> None:
+    """What hides a finding does not cure it; a variant of another output that is right is right."""
+
+    def fused(x: torch.Tensor, s: float) -> torch.Tensor:
+        return torch.full_like(x, torch.nan) if s else x + 1
+
+    inputs = {"x": tensor("rows n"), "s": st.sampled_from([0.0, 1.0])}
+    choice = {"dim rows": 2, "dim n": 3}
+    lab = lab_of(fused, lambda x, s: x * 1, inputs, choice, pools={"s": (0.0, 1.0)}, dtypes="float32")
+    variant = lab.base.with_(drawn={"s": 1.0})
+    other = lab.attempt(variant)
+    assert other.status == "otherwise"
+    known = frozenset({other.probe.failure.identity})
+    context = replace(lab.context, focus=replace(lab.context.focus, known=known))
+    again = Lab(context, lab.plan, lab.base, lab.verdict)
+    assert again.attempt(variant).status == "impossible"
+    assert again.attempt(lab.base).wrong

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import pytest_fusion
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.checks.verdict import failed
 from pytest_fusion.engine.crash import Late, tally_of
 from pytest_fusion.engine.profiles import PROFILES
 from pytest_fusion.engine.tally import Tally
+from pytest_fusion.oracle.reference import ReferenceCrashed
 from pytest_fusion.run.process.fork import Crash
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
@@ -62,6 +65,28 @@ def test_a_case_that_raises_where_it_died_hides_no_crash() -> None:
     told = tally_of(job, Crash("signal", "SIGSEGV", {"case": CASE.as_json(), "cases": 7}, ""))
     assert told.failure is not None
     assert (told.failure.verdict.check, told.failure.case, told.failure.shrink_runs) == ("crash", CASE, 0)
+
+
+STACK = """Fatal Python error: Floating point exception
+
+Current thread 0x00007f (most recent call first):
+  File "{package}/{inner}", line 1 in call
+  File "{package}/{outer}", line 2 in call
+"""
+
+
+@pytest.mark.parametrize(("inner", "outer"), [("oracle/lane_mode.py", "run/fused.py"), ("run/fused.py", "oracle/a.py")])
+def test_a_reference_that_kills_the_process_is_no_crash_of_the_kernel(inner: str, outer: str) -> None:
+    """The innermost frame of the two callers tells which of both ran; `_weight_norm` of no rows divides by zero."""
+    stack = STACK.format(package=Path(pytest_fusion.__file__).parent, inner=inner, outer=outer)
+    crash = Crash("signal", "SIGFPE", {"case": CASE.as_json(), "cases": 7}, stack)
+    if inner.startswith("oracle"):
+        with pytest.raises(ReferenceCrashed, match=r"reference itself killed its process \(SIGFPE\); the case was n=3"):
+            ended(crash, dies=True)
+    else:
+        found = ended(crash, dies=True).failure
+        assert found is not None
+        assert found.verdict.check == "crash"
 
 
 STRIDED = Case(

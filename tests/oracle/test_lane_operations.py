@@ -276,3 +276,13 @@ def test_whole_numbers_of_a_comparison_are_exact(name: str) -> None:
     exact = reference(x)
     assert torch.equal(lanes.oracle.to(exact.dtype), exact)
     assert all(torch.equal(lane.to(exact.dtype), exact) for lane in lanes.lanes)
+
+
+def test_a_decomposition_that_makes_nan_is_not_the_reference() -> None:
+    """That of `grid_sampler_2d` takes the first element times 0 for those outside; torch leaves them out."""
+    x = torch.ones(1, 1, 3, 3)
+    x[0, 0, 0, 0] = math.nan
+    grid = torch.tensor([0.9, 0.9]).reshape(1, 1, 1, 2)
+    (lanes,) = run_lanes(lambda: [F.grid_sample(x, grid, align_corners=False)], seed=0).outputs
+    assert bool(lanes.native.isfinite().all())
+    assert bool(lanes.oracle.isfinite().all() & lanes.lanes.isfinite().all())

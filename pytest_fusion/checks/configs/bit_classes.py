@@ -80,6 +80,10 @@ def due(trial: Trial) -> bool:
     blocks = {size for seen in tuned for index in seen.survivors for size in seen.blocks(index).values()}
     state = context.state(_Bits)
     most, any_of_first = (_FEW_CASES, 0) if _in_passing(context) else (_MOST_CASES, _FIRST_CASES)
+    # Pruning may have left others in all cases so far, whose sizes may have passed every block along another dim.
+    fresh = (set(sorted(t.survivors)[:_MOST_CONFIGS]) - state.classes.get(t.kernel, {}).keys() for t in tuned)
+    if not _in_passing(context) and state.cases < 2 * most and any(fresh):
+        return True
     for name, length in lengths.items() if state.cases < most else ():
         left = [block for block in (blocks or _BLOCKS) | {_FEW} if state.longest.get(name, 0) < _LONGER * block]
         now = sum(block < length for block in left)

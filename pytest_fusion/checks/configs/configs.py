@@ -136,7 +136,7 @@ def first_calls(context: Context) -> Iterator[Case]:
     state = context.state(_State)
     yield from _unmet(state, TRIED)
     for sizes, case in list(state.examples.items()):
-        tuned = _tuned_by(state, case)
+        tuned = _tuned_by(state, case, len(state.tuned))
         if tuned.configs and sizes not in state.tuned:
             state.tuned.add(sizes)
             yield tuned
@@ -181,10 +181,10 @@ def every(context: Context, case: Case) -> Iterator[Case]:
         yield _tuned_by(state, case)
 
 
-def _tuned_by(state: _State, case: Case) -> Case:
-    """The case with a first call that tunes all kernels without a finding."""
+def _tuned_by(state: _State, case: Case, wins: int = 0) -> Case:
+    """The case with a first call that tunes all kernels without a finding; ``wins`` counts through their configs."""
     wrong = {name for name, _ in state.wrong}
-    return case.with_(configs={name: Config(launch="tuning") for name in state.kernels if name not in wrong})
+    return case.with_(configs={name: Config(wins, "tuning") for name in state.kernels if name not in wrong})
 
 
 def _stale(name: str, kernel: _Kernel) -> Iterator[Case]:

@@ -11,9 +11,17 @@ _FRAME = re.compile(r'^  File "(?P<file>.*)", line \d+ in .*$', re.MULTILINE)
 _OURS = str(Path(__file__).resolve().parents[2]) + os.sep
 # From here outwards the stack is this package's and pytest's.
 _CALLER = str(Path("run") / "fused.py")
+_ORACLE = f"{os.sep}oracle{os.sep}"
 _LIBRARIES = tuple(f"{os.sep}{name}{os.sep}" for name in ("torch", "triton"))
 _MOST_FRAMES = 12
 _MOST_LINES = 14
+
+
+def died_in_reference(stderr_tail: str) -> bool:
+    """Whether the reference ran: the oracle calls it, and `run.fused` the kernel."""
+    ours = [frame["file"] for frame in _FRAME.finditer(stderr_tail) if frame["file"].startswith(_OURS)]
+    callers = [file for file in ours if file.endswith(_CALLER) or _ORACLE in file]
+    return bool(callers) and _ORACLE in callers[0]
 
 
 def last_words(stderr_tail: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any, TypeVar
@@ -104,7 +105,9 @@ def run_compiler(live: Live, *, front_end: bool = False) -> tuple[Any, float | N
 
     from triton import knobs
 
-    with holding(knobs.compilation, listener=listen):
+    # With warnings as errors, one of Triton's own, such as that of `make_block_ptr`, is no refusal.
+    with holding(knobs.compilation, listener=listen), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
         result = kernel.run(grid=None, warmup=True, **live.options)
     return result, seconds[0] if seconds else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,24 @@ def test_what_the_compiler_refuses_has_its_line_and_sentence() -> None:
     for one, (line, sentence) in zip(found, REFUSED.values(), strict=True):
         assert (one.status, one.file, one.line) == ("refused", __file__, line_of(line)), one
         assert sentence in one.reason
+
+
+@triton.jit
+def through_a_block(x, y, n):
+    block = tl.make_block_ptr(x, (n,), (1,), (0,), (8,), (0,))
+    at = tl.arange(0, 8)
+    tl.store(y + at, tl.load(block, boundary_check=(0,)) * 2, mask=at < n)
+
+
+def test_a_warning_of_triton_is_no_refusal() -> None:
+    """Block pointers are deprecated, and many a project has warnings as errors."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        launched = noted(launcher(through_a_block))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (found,) = front_end.compiled_by_front_end(launched)
+    assert found.status not in ("refused", "unknown"), found
 
 
 def test_a_refused_kernel_fails_its_test(examine: Any) -> None:

@@ -74,12 +74,7 @@ def tally_of(job: Job, crash: Crash, smallest: Failure | None = None) -> Tally:
     """
     note = crash.last_note or {}
     if crash.kind == "signal" and not note.get("findings") and died_in_reference(crash.stderr_tail):
-        found = _case_of(note)
-        case = f"; the case was {describe(job.spec, found)['text']}" if found is not None else ""
-        raise ReferenceCrashed(
-            f"{job.spec.name}: the reference itself killed its process ({crash.detail}){case}; bound the sizes in "
-            "dims= to those that it can compute, or fix it"
-        )
+        _raise_if_reference_dies(job, crash, _case_of(note))
     tally = Tally(cases=int(note.get("cases", 0)), pinned=note.get("pinned"))
     cases, found, others = tally.cases, _case_of(note), list(note.get("findings", ()))
     dies = "shrinking" in note and (smallest is not None or crash.kind != "timeout")
@@ -96,6 +91,18 @@ def tally_of(job: Job, crash: Crash, smallest: Failure | None = None) -> Tally:
     tally.others = [_noted(job, one, "the process ended before more was learned") for one in others]
     tally.checks[verdict.check] = {"verdict": "fail", "reason": verdict.reason, "cases": cases}
     return tally
+
+
+def _raise_if_reference_dies(job: Job, crash: Crash, case: Case | None) -> None:
+    """Raise ``ReferenceCrashed`` where it dies in place of the kernel too: a kernel may spoil memory that it reads."""
+    if case is None:
+        return
+    alone = job.alone(case, explained=False, spec=job.spec.with_(fused=job.spec.reference))
+    if isinstance(alone.in_child(job.request.profile.seconds, forward=False), Crash):
+        raise ReferenceCrashed(
+            f"{job.spec.name}: the reference itself killed its process ({crash.detail}); the case was "
+            f"{describe(job.spec, case)['text']}; bound the sizes in dims= to those that it can compute, or fix it"
+        )
 
 
 def _of_layout(job: Job, case: Case, seconds: float, *, hangs: bool) -> Diagnosis | None:

@@ -53,9 +53,10 @@ class Job:
     drawn: int = field(default_factory=lambda: secrets.randbits(63))
     ahead: Shared = field(default_factory=Shared)
 
-    def alone(self, case: Case, *, explained: bool = True) -> Job:
-        """The same job for one case only, in a child."""
-        return replace(self, request=replace(self.request, isolate="on"), only=case, explained=explained)
+    def alone(self, case: Case, *, explained: bool = True, spec: FusionSpec | None = None) -> Job:
+        """The same job for one case only, in a child; of another ``spec`` where there is one."""
+        request = replace(self.request, isolate="on")
+        return replace(self, request=request, only=case, explained=explained, spec=spec or self.spec)
 
     def campaign(self, note: Note, *, dry: bool = False) -> Campaign:
         known = [case for case in self.known if not any(case == pin.case for pin in self.request.pinned)]

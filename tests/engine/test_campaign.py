@@ -23,7 +23,6 @@ from pytest_fusion.checks.case_judge import CaseResult, judge_case
 from pytest_fusion.checks.context import Focus
 from pytest_fusion.engine import judging
 from pytest_fusion.engine.campaign import Campaign
-from pytest_fusion.engine.cases import Chosen
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.modes import Judge
 from pytest_fusion.engine.pace import CALL, Pace
@@ -484,20 +483,3 @@ def test_without_time_a_finding_is_listed_as_it_was_found() -> None:
     assert failure.shrink_runs == 0
     assert failure.case is not None
     assert failure.case.sizes["rows"] * failure.case.sizes["hidden"] == 40 * 40
-
-
-@pytest.mark.parametrize("fails", [True, False])
-def test_what_is_less_accurate_in_16_bits_runs_again_in_float32(fails: bool) -> None:
-    """A factor that rounding to bfloat16 excuses is wrong there; one of bfloat16 alone is not."""
-
-    def fused(x: T) -> T:
-        factor = 1 + 2.0**-7 if fails or x.dtype == torch.bfloat16 else 1
-        return (x.float().sin() * 0.7 * factor).to(x.dtype)
-
-    run = campaign(fused, reference=lambda x: x.sin() * 0.7, cases=None)
-    case = run.cases.build({"dim rows": 8, "dim hidden": 40, "dtype": "bfloat16"}, 1).case
-    assert case is not None
-    result = run._run(Chosen(case))
-    assert result is not None
-    assert {verdict.code for verdict in result.findings} == {"less-accurate"}
-    assert run.judging.failing is fails

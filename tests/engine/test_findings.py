@@ -19,6 +19,7 @@ from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, hazard, passed
 from pytest_fusion.diagnosis.repro import replay_file
 from pytest_fusion.engine import campaign
+from pytest_fusion.engine.cases import Chosen
 from pytest_fusion.engine.crash import tally_of
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.modes import Replay
@@ -211,3 +212,24 @@ def test_a_crash_keeps_what_was_found_before(tmp_path: Path) -> None:
     assert tally.failure is not None
     assert tally.failure.verdict.check == "crash"
     assert [one.verdict.check for one in tally.others] == ["values"]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_is_less_accurate_in_16_bits_runs_again_in_float32(fails: bool) -> None:
+    """A factor that rounding to bfloat16 excuses is wrong there; one of bfloat16 alone is not."""
+
+    def fused(x: Tensor) -> Tensor:
+        factor = 1 + 2.0**-7 if fails or x.dtype == torch.bfloat16 else 1
+        return (x.float().sin() * 0.7 * factor).to(x.dtype)
+
+    def outer() -> None: ...
+
+    searching.adopt(outer, outer)
+    spec = FusionSpec(fused=fused, reference=lambda x: x.sin() * 0.7, inputs={"x": tensor("rows hidden")})
+    run = campaign.Campaign(spec, Request("test", seed=0), outer, {})
+    case = run.cases.build({"dim rows": 8, "dim hidden": 40, "dtype": "bfloat16"}, 1).case
+    assert case is not None
+    result = run._run(Chosen(case))
+    assert result is not None
+    assert {verdict.code for verdict in result.findings} == {"less-accurate"}
+    assert run.judging.failing is fails

@@ -23,6 +23,7 @@ from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.clock import processor_s
 from pytest_fusion.run.process.compile_ahead import Shared
+from pytest_fusion.spec.dtypes import NARROW
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 # The least time of the search for more failures: some fifty small cases of the CPU lane. Load changes no CPU seconds.
@@ -178,9 +179,10 @@ class Campaign:
         return result
 
     def _in_float32(self, result: CaseResult) -> None:
-        """Run a case that is less accurate in 16 bits again: in float32 rounding excuses no left out term."""
-        narrow, found = result.case.dtype in ("float16", "bfloat16"), {verdict.code for verdict in result.findings}
-        if narrow and "less-accurate" in found and "float32" in self.spec.dtypes and not self.ended:
+        """Run a case that is less accurate in 16 bits again: in float32 rounding excuses no term that was left out."""
+        if result.case.dtype not in NARROW or "float32" not in self.spec.dtypes or self.ended:
+            return
+        if any(verdict.code == "less-accurate" for verdict in result.findings):
             self._run(Chosen(in_dtype(self.spec, result.case, "float32")), again=False)
 
     def _find(self, result: CaseResult) -> None:

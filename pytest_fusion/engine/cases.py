@@ -44,7 +44,7 @@ _AT_LEAST = 20
 # Where the time may be up at any case: after so many others every so many-th is a long one. On the CPU lane it takes as
 # long as four others, and most planted bugs are found before. On a GPU compiling takes the time: with an empty cache a
 # test ended after some 20 cases, before any long one.
-_LONG_AMONG = {"cpu": (20, 10), "cuda": (4, 4)}
+_LONG_AMONG, _LONG_AMONG_ON_GPU = (20, 10), (4, 4)
 # Of the seconds of a test with autotuned kernels: the rest is for cases that follow from its configs.
 _PAIRS_OF_TUNED = 0.6
 
@@ -126,9 +126,10 @@ class Cases:
             seed = counter_random.mix(self.base, "pin", position) >> 33
             yield Chosen(stated_case(self.plan, example, seed, where="@example"))
 
-    def boundary(self, ahead: Shared) -> Iterator[Chosen]:
-        """Every pair of levels, long rows among them; the probes come before. See `Shared` for their order."""
-        for position, choice in ahead.finished_first(self.covering(), self.budget.seconds):
+    def boundary(self, ahead: Shared | None = None) -> Iterator[Chosen]:
+        """Every pair of levels, long rows among them; the probes come before. Those that ``ahead`` has, once ready."""
+        choices = self.covering()
+        for position, choice in choices if ahead is None else ahead.finished_first(choices, self.budget.seconds):
             if self.budget.used(_PAIRS_OF_TUNED if self._configs else 1.0):
                 return
             forbidden = self._pace.forbids(choice)
@@ -161,9 +162,9 @@ class Cases:
         ]
         mixed = None
         if self.budget.seconds < math.inf:
-            mixed = _LONG_AMONG[self._device.type]
-            if self._device.type == "cuda":
-                long = covering.spread(long)
+            mixed = _LONG_AMONG
+            if self._device.type != "cpu":
+                mixed, long = _LONG_AMONG_ON_GPU, covering.spread(long)
             # In tiles of some hundred, rows past 2^16 took 11 % of the suite's time, and no planted bug needs them.
             long.sort(key=lambda one: longest(one[1])[1] >= LONG[-1])
         yield from covering.within(self.budget.left, pairs, long, mixed)

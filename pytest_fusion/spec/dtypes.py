@@ -10,6 +10,7 @@ from pytest_fusion.spec.wording import did_you_mean
 
 # The simplest first: shrinking goes to the left.
 FLOATING = tuple("float32 float16 bfloat16 float64 float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz".split())
+NARROW = frozenset({"float16", "bfloat16"})
 INTEGER = tuple("int32 int64 int16 int8 uint8 uint16 uint32 uint64".split())
 KNOWN: tuple[str, ...] = (*FLOATING, *INTEGER, "bool", "complex64", "complex128")
 _ALIASES = {"float": "float32", "half": "float16", "double": "float64", "int": "int32", "long": "int64"}

@@ -89,9 +89,9 @@ def test_the_driver_of_triton_is_answered_too(monkeypatch: pytest.MonkeyPatch) -
 
     class CudaUtils:
         def __init__(self) -> None:
-            self.get_device_properties = self.asked
+            self.get_device_properties = self.properties
 
-        def asked(self, device: int) -> dict[str, int]:
+        def properties(self, device: int) -> dict[str, int]:
             if not started:
                 raise RuntimeError("Triton Error [CUDA]: initialization error")
             return {"max_shared_mem": 1 << device, "process": os.getpid()}

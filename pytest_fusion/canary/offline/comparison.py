@@ -26,7 +26,6 @@ from pytest_fusion.engine.tally import Tally
 from pytest_fusion.oracle.reference import ReferenceRun
 from pytest_fusion.run.clock import Clock
 from pytest_fusion.run.measure.launches import Counts
-from pytest_fusion.run.process.compile_ahead import Shared
 from pytest_fusion.run.process.fork import COMPILING
 from pytest_fusion.run.process.worker import WorkerLost
 
@@ -102,7 +101,7 @@ class TwoKernels:
                 self._each(source, map(Chosen, cases), again=True)
             if searching.wants_phase(self.outer, "generate"):
                 far, own = self.judging.profile.large, self.cases
-                self._each("fuzzed", own.far() if far else itertools.chain(own.probes(), own.boundary(Shared())))
+                self._each("fuzzed", own.far() if far else itertools.chain(own.probes(), own.boundary()))
             if self.old_reference:
                 self.evidence.notes.append(
                     f"in {self.old_reference} case(s) the incumbent's own reference gave other bits than today's; its "

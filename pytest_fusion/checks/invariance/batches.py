@@ -17,10 +17,10 @@ from pytest_fusion.checks.invariance.case_slices import resized
 from pytest_fusion.checks.multiprocessors import MANY
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.interpreter.launch import Launch
+from pytest_fusion.spec.dtypes import NARROW
 
 NAME = "invariance"
 
-_NARROW = frozenset({"float16", "bfloat16"})
 
 # Where launchers choose (GEMV or GEMM, splits, rows a tile): powers of two. A case takes each or a neighbour, below 64
 # both sides, as few slices show little. The number of multiprocessors (132 of an H100 without a GPU) decides splits and
@@ -97,7 +97,7 @@ class Effort:
 
 
 def _narrow(trial: Trial) -> bool:
-    return trial.result.case.dtype in _NARROW
+    return trial.result.case.dtype in NARROW
 
 
 def width(trial: Trial, dim: str) -> int:

@@ -17,8 +17,7 @@ from pytest_fusion.interpreter.scoped import holding
 from pytest_fusion.oracle.rounding import tf32_factors
 from pytest_fusion.oracle.tolerance import ValuesVerdict
 from pytest_fusion.run.compiled import tf32_products
-
-_NARROW = frozenset({"float16", "bfloat16"})
+from pytest_fusion.spec.dtypes import NARROW
 
 
 @dataclass(slots=True)
@@ -43,7 +42,7 @@ def noted(context: Context, result: CaseResult) -> Iterator[None]:
         sites = compiled if state.excused else interpreted
     dtypes = {tensor.dtype for tensor in result.case.tensors.values()}
     right = result.failure is None and any(one.check == "values" and one.status == "pass" for one in result.verdicts)
-    if sites and right and "float32" in dtypes and not dtypes & _NARROW:
+    if sites and right and "float32" in dtypes and not dtypes & NARROW:
         conclude(context, result, _rounded(list(sites)))
 
 

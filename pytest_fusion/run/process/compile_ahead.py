@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 from zlib import crc32
 
 from pytest_fusion.interpreter.scoped import replaced
+from pytest_fusion.run.process.supervisor import stat_words
 
 T = TypeVar("T")
 
@@ -89,12 +90,11 @@ class Shared:
 
 
 def _lives(process: int) -> bool:
-    """Whether a process has not ended, by Linux's files: one whose parent does not wait for it stays a zombie."""
+    """Whether a process has not ended: one whose parent does not wait for it stays a zombie."""
     try:
-        stat = Path(f"/proc/{process}/stat").read_text()
+        return stat_words(process)[0] not in ("Z", "X")
     except OSError:
         return False
-    return stat.rpartition(") ")[2][:1] not in ("Z", "X")
 
 
 def cache_is_empty() -> bool:

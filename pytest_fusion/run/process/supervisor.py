@@ -57,11 +57,16 @@ class TimeLimit:
     def _worked_s(self) -> float:
         """Core seconds that the process has used, if the system shows them; else more than any limit."""
         try:
-            # The name may have blanks and brackets; after the last bracket, utime and stime are the 12th and 13th word.
-            words = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
+            words = stat_words(self._pid)
             return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError, IndexError):
             return time.monotonic()
+
+
+def stat_words(pid: int) -> list[str]:
+    """What Linux states of a process: first its state; utime and stime are the 12th and 13th. Raises ``OSError``."""
+    # The name before them may have blanks and brackets.
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def kill_group(pid: int) -> None:

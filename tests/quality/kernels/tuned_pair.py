@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
-"""Rows over the sum of their magnitudes: two autotuned kernels, one of which writes what the other adds up.
+"""Rows over the sum of their magnitudes: one autotuned kernel writes what another adds up.
 
 ``x`` is ``(rows, cols)``; the first kernel writes a sum for each block of a row. A config is wrong for one dtype, with
 one config of the other kernel, or out of bounds in the tile that follows from its warps.

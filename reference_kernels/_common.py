@@ -250,6 +250,16 @@ def check_apart(kernel: str, name: str, written: torch.Tensor | None, **others: 
             )
 
 
+def broadcast(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """`torch.broadcast_to`, with a stride of 0 in every dimension that ``tensor`` lacks.
+
+    Torch gives one of size 1 the stride of contiguous memory instead: a mask of one row was read in other vectors than
+    that of two, and a row was summed in another order (batch invariance, seen on an H200).
+    """
+    strides = [0] * (len(shape) - tensor.ndim) + list(tensor.broadcast_to(shape).stride()[len(shape) - tensor.ndim :])
+    return tensor.as_strided(tuple(shape), strides)
+
+
 def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:
     """Whether a tensor of ``shape`` expands to ``target``."""
     return len(shape) <= len(target) and all(

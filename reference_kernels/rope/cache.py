@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from reference_kernels._attention import readable
-from reference_kernels._common import Rows, check_apart, check_tensor, jit, placed, row_offset
+from reference_kernels._common import Rows, broadcast, check_apart, check_tensor, jit, placed, row_offset
 from reference_kernels.rope.pairs import Layout, angles, check_heads, config, copy_columns, pairs, store_pairs, turned
 
 FLOAT8 = torch.float8_e4m3fn
@@ -154,7 +154,7 @@ def _rope_cache(
     if q.numel() + k.numel() == 0:
         return q_out
     batch, half, dim = q.shape[:-2], cos.shape[-1], q.shape[-1]
-    tables = [angle.broadcast_to(*batch, half).unsqueeze(-2) for angle in (cos, sin)]
+    tables = [broadcast(angle, (*batch, half)).unsqueeze(-2) for angle in (cos, sin)]
     rows = Rows.of(q, k, v, *tables, slots[..., None, None], trailing=2)
     tile = config(q.shape[-2], k.shape[-2], half, dim - 2 * half)
     *steps, slots_steps = rows.strides

@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from reference_kernels._common import Rows, jit, placed, row_offset
+from reference_kernels._common import Rows, broadcast, jit, placed, row_offset
 from reference_kernels.rope.pairs import Layout, angles, check_heads, config, copy_columns, pairs, store_pairs, turned
 
 
@@ -90,7 +90,7 @@ def _rope(
     if q_out.numel() + k_out.numel() == 0:
         return q_out, k_out
     batch, half, dim = q.shape[:-2], cos.shape[-1], q.shape[-1]
-    tables = [angle.broadcast_to(*batch, half).unsqueeze(-2) for angle in (cos, sin)]
+    tables = [broadcast(angle, (*batch, half)).unsqueeze(-2) for angle in (cos, sin)]
     rows = Rows.of(q, k, *tables, trailing=2)
     tile = config(q.shape[-2], k.shape[-2], half, dim - 2 * half)
     with placed(q.device):

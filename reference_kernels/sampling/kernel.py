@@ -15,6 +15,7 @@ from reference_kernels._common import (
     FLOATS,
     INTERPRETED,
     Rows,
+    broadcast,
     broadcasts,
     check_tensor,
     jit,
@@ -377,8 +378,8 @@ def _sample(
     # An absent input stands in by the logits, which are not read through it.
     rows = Rows.of(
         logits,
-        logits if seen is None else seen.view(torch.uint8).broadcast_to(logits.shape),
-        *(logits if value is None else value.broadcast_to(batch).unsqueeze(-1) for value in by_row),
+        logits if seen is None else broadcast(seen.view(torch.uint8), logits.shape),
+        *(logits if value is None else broadcast(value, batch).unsqueeze(-1) for value in by_row),
     )
     x, seen_bytes, *values = rows.tensors
     whole = [float("nan") if value is not None else number for value, number in zip(by_row, numbers, strict=True)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from reference_kernels._common import jit, widened
+from reference_kernels._common import broadcast, jit, widened
 from reference_kernels._dropout import odds, philox, seeded_jit, survives
 
 # The diagonal of attention to a growing cache moves with every token.
@@ -84,8 +84,8 @@ class Masking:
         return (
             x,
             # A bool is a byte; as uint8 it needs no special pointer type.
-            x if self.keep is None else self.keep.view(torch.uint8).broadcast_to(x.shape),
-            x if self.bias is None else self.bias.broadcast_to(x.shape),
+            x if self.keep is None else broadcast(self.keep.view(torch.uint8), x.shape),
+            x if self.bias is None else broadcast(self.bias, x.shape),
         )
 
     def numbers(self, x: torch.Tensor) -> tuple[float, int, int, int, int, float]:

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 from reference_kernels.softmax import softmax, softmax_reference
 from reference_kernels.softmax.backward import config_bias
 from reference_kernels.softmax.kernel import _softmax, _softmax_backward
+from reference_kernels.softmax.logits import Masking
 from tests.philox import philox
 from tests.sweeps import sweep
 
@@ -249,3 +250,12 @@ def test_what_is_refused(error: type[Exception], words: str, call: Callable[[tor
     """What the kernels do not support is refused in words, before anything is launched."""
     with pytest.raises(error, match=words):
         call(torch.ones(2, 4))
+
+
+def test_a_mask_of_one_row_has_the_strides_of_more() -> None:
+    """What Triton knows of a stride decides in which order a row is summed; torch gives a lone row another one."""
+    keep = torch.ones(4, dtype=torch.bool)
+    masking = Masking(keep, None, 1.0, None, 0, 0.0)
+    one, two = (masking.as_rows(torch.zeros(rows, 4))[1] for rows in (1, 2))
+    assert one.stride() == two.stride() == (0, 1)
+    assert torch.equal(one, keep.view(torch.uint8).expand(1, 4))

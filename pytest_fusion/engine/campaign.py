@@ -22,6 +22,7 @@ from pytest_fusion.engine.request import Request
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.clock import processor_s
+from pytest_fusion.run.compiled import around_compilations
 from pytest_fusion.run.process.compile_ahead import Shared
 from pytest_fusion.spec.dtypes import NARROW
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -71,11 +72,18 @@ class Campaign:
     def run(self) -> Tally:
         """The tally of all phases. Raises ``SpecError`` where the spec does not hold, unless a failure came first."""
         try:
-            self._phases()
+            with around_compilations(self._compiling, self._compiled):
+                self._phases()
         except SpecError:
             if not self.judging.failing:
                 raise
         return self._conclude()
+
+    def _compiling(self, _kernel: str) -> None:
+        self.budget.compiling -= processor_s()
+
+    def _compiled(self) -> None:
+        self.budget.compiling += processor_s()
 
     def _phases(self) -> None:
         for case in self.known:
@@ -187,10 +195,11 @@ class Campaign:
 
     def _find(self, result: CaseResult) -> None:
         """Enter what a case shows; the first that fails the test sets the time of the search for others."""
-        failing, begun = self.judging.failing, processor_s()
+        failing, begun, compiling = self.judging.failing, processor_s(), self.budget.compiling
         self.judging.find(result)
         now = processor_s()
         self.budget.begun += now - begun
+        self.budget.compiling = compiling
         if self.judging.failing and not failing:
             self._found_at, self._until = now, now + (0.0 if self.first else max(_MORE_SECONDS, now - self._begun))
         elif failing:

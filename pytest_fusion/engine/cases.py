@@ -53,11 +53,14 @@ _PAIRS_OF_TUNED = 0.6
 class Budget:
     """How many cases may run, and how many have; ``compared`` of these had something to compare.
 
-    ``seconds`` of the processor are for all of them. Who does something else in between moves ``begun``.
+    ``seconds`` of the processor are for all of them, ``compiled`` without those that ``compiling`` took so far. Who
+    does something else in between moves ``begun``.
     """
 
     limit: float = math.inf
     seconds: float = math.inf
+    compiled: float = math.inf
+    compiling: float = 0.0
     spent: int = 0
     compared: int = 0
     begun: float = field(default_factory=processor_s)
@@ -68,8 +71,14 @@ class Budget:
 
     def used(self, share: float) -> bool:
         """Whether this share of the seconds, or the number of cases, is used up."""
-        late = self.compared >= _AT_LEAST and processor_s() - self.begun >= share * self.seconds
-        return late or self.left <= 0
+        spent = processor_s() - self.begun
+        late = spent >= share * self.seconds or spent - self.compiling >= share * self.compiled
+        return (late and self.compared >= _AT_LEAST) or self.left <= 0
+
+    @property
+    def allowed(self) -> float:
+        """The seconds that end the test: those in all, or those without compiling where these are up."""
+        return self.compiled if processor_s() - self.begun - self.compiling >= self.compiled else self.seconds
 
     @property
     def late(self) -> bool:
@@ -101,7 +110,8 @@ class Cases:
         device, profile = torch.device(request.device), request.profile
         self.spec, self.profile = spec, profile
         limit = request.max_cases if request.max_cases is not None else searching.max_examples(outer)
-        self.budget = Budget(math.inf if limit is None else limit, profile.budget_on(device.type) * share)
+        seconds, compiled = profile.budget_on(device.type)
+        self.budget = Budget(math.inf if limit is None else limit, share * seconds, share * compiled)
         forced = searching.forced_seed(outer)
         self.seed = request.seed if request.seed is not None else forced if isinstance(forced, int) else None
         self.limits = limits_of(profile, device)
@@ -199,6 +209,9 @@ class Cases:
                 self._configs |= {tuned.kernel: tuned.total for tuned in result.tuned.values()}
             if len(self._probed) == len(_PROBE_SIZES):
                 self.blocks = likely_blocks(self._probed)
+                if self._configs:
+                    # Each config is to be met, and fetching some fifty kernels from Triton's cache takes seconds too.
+                    self.budget.compiled = self.budget.seconds
                 if self.blocks or self._configs:
                     blocks = tuple(self.blocks)
                     self.plan = make_plan(

@@ -148,8 +148,9 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     found = describe(device)
     where = "cpu (Triton interpreter)" if device == "cpu" else f"{device} ({found['device_name'] or 'unnamed'})"
     versions = ", ".join(f"{name} {found[name]}" if found[name] else f"no {name}" for name in ("torch", "triton"))
-    seconds = options.profile.budget_on(device)
-    budget = f", {seconds:g} s of CPU time for each test" if seconds < math.inf else ""
+    seconds, compiled = options.profile.budget_on(device)
+    more = f" ({seconds:g} with compiling)" if compiled < seconds else ""
+    budget = f", {compiled:g} s of CPU time for each test{more}" if seconds < math.inf else ""
     return f"fusion: {where}, {versions}, profile {options.profile.name}{budget}"
 
 

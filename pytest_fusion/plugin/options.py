@@ -181,7 +181,7 @@ def _profile(config: pytest.Config, bench: bool) -> Profile:
         seconds = math.nan
     if not seconds > 0:
         raise FusionError(f"--fusion-seconds {text!r}: give a number of seconds, none, or profile")
-    return replace(profile(name), budget_s=seconds, gpu_budget_s=seconds)
+    return profile(name).within(seconds)
 
 
 def _without(text: str) -> tuple[str, ...]:

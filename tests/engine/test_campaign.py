@@ -23,7 +23,6 @@ from pytest_fusion.checks.case_judge import CaseResult, judge_case
 from pytest_fusion.checks.context import Focus
 from pytest_fusion.engine import judging
 from pytest_fusion.engine.campaign import Campaign
-from pytest_fusion.engine.cases import Budget
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.modes import Judge
 from pytest_fusion.engine.pace import CALL, Pace
@@ -33,7 +32,6 @@ from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import SpecError
 from pytest_fusion.plugin.testing import examine
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.run.clock import processor_s
 from pytest_fusion.spec import values
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -451,25 +449,6 @@ def test_a_budget_cuts_the_list_of_cases() -> None:
     assert cut.coverage["pairs"] - cut.coverage["covered"] == sum(len(line.split(" | ")) for line in lines)
     assert lines[0].partition(" | ")[0] in cut.notes[-1]
     assert not any("--fusion-seconds" in note for note in whole.notes)
-
-
-def test_compiling_has_seconds_of_its_own() -> None:
-    """A test ends when what is not compiling used up its part, or when both together did; all of it where a kernel is
-    tuned. The seconds named are those that ended it."""
-    used = processor_s()
-    budget = Budget(seconds=used + 1000.0, compiled=used / 2, compared=20, begun=0.0)
-    assert budget.late
-    assert budget.allowed == budget.compiled
-
-    budget.compiling = used
-    assert not budget.late
-
-    budget.seconds = used / 2
-    assert budget.late
-    assert budget.allowed == budget.seconds
-
-    budget.compared = 19
-    assert not budget.late
 
 
 def test_a_budget_ends_no_test_that_compared_nothing() -> None:

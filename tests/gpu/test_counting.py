@@ -282,7 +282,7 @@ def test_the_check(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -
     """Planted bugs fail `launches` by what was counted, right kernels pass it with the methods named."""
     pytester.makepyfile(_TESTS)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[2]), *sys.path]))
-    pytester.runpytest_subprocess("--fusion-device=cuda", "--fusion-json=out.json")
+    pytester.runpytest_subprocess("--fusion-device=cuda", "--fusion-seconds=2", "--fusion-json=out.json")
 
     tests = json.loads((pytester.path / "out.json").read_text())["tests"]
     found = {test["nodeid"].partition("::test_")[2]: test for test in tests}

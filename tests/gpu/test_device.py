@@ -95,7 +95,7 @@ def test_ignores_the_device(x):
 def test_streams_and_waits(pytester: pytest.Pytester) -> None:
     """Planted bugs fail `device` with their cause, waits are hazards, right kernels pass it with streams proved."""
     pytester.makepyfile(_TESTS)
-    pytester.runpytest_subprocess("--fusion-device=cuda", "--fusion-json=out.json")
+    pytester.runpytest_subprocess("--fusion-device=cuda", "--fusion-seconds=2", "--fusion-json=out.json")
 
     tests = json.loads((pytester.path / "out.json").read_text())["tests"]
     found = {test["nodeid"].partition("::test_")[2]: test for test in tests}
@@ -153,6 +153,6 @@ def test_the_same_as_torch_says():
 def test_a_module_that_looks_at_the_device_leaves_cuda_to_children(pytester: pytest.Pytester) -> None:
     """What fla and others want to know at import is answered, and the test still has a child of its own."""
     pytester.makepyfile(test_it=_LOOKS)
-    pytester.runpytest_subprocess("--fusion-json", "out.json").assert_outcomes(passed=2)
+    pytester.runpytest_subprocess("--fusion-seconds=2", "--fusion-json", "out.json").assert_outcomes(passed=2)
     (record,) = json.loads((pytester.path / "out.json").read_text())["tests"]
     assert not any("ran in this process" in note for note in record["notes"]), record["notes"]

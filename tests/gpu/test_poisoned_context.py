@@ -63,7 +63,7 @@ def test_healthy_too(x, y):
 def test_other_tests_go_on(pytester: pytest.Pytester) -> None:
     """An illegal access and a device assert fail as `crash` with their cases; two healthy tests beside them pass."""
     pytester.makepyfile(_TESTS)
-    result = pytester.runpytest_subprocess("--fusion-device=cuda", "--fusion-json=out.json")
+    result = pytester.runpytest_subprocess("--fusion-device=cuda", "--fusion-seconds=2", "--fusion-json=out.json")
 
     assert result.ret == 1
     result.assert_outcomes(passed=2, failed=3)
@@ -100,7 +100,7 @@ def test_beside_it(x):
 def test_a_reference_that_crashes_does_not_accuse_the_kernel(pytester: pytest.Pytester) -> None:
     """The test is an error that says whose doing it was, and the next test has a context again."""
     pytester.makepyfile(_REFERENCE)
-    result = pytester.runpytest_subprocess("--fusion-device=cuda", "--fusion-json=out.json")
+    result = pytester.runpytest_subprocess("--fusion-device=cuda", "--fusion-seconds=2", "--fusion-json=out.json")
 
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines(["*the reference itself lost the CUDA context*"])

@@ -77,6 +77,11 @@ class Trial:
         self.narrow = any(t.dtype in NARROW for t in tensors_of(self.logical).values())
         self.runs = ReferenceRuns(self.context, self.result, self.logical, self.reference)
 
+    def infinite(self) -> bool:
+        """Whether an input holds an infinity."""
+        floating = [t for t in tensors_of(self.logical).values() if t.is_floating_point()]
+        return any(bool((t.float() if t.element_size() == 1 else t).isinf().any()) for t in floating)
+
     def run(self, first: Outcome, placed: Placed, *, again: bool) -> None:
         self.thorough = again
         got = self.got = self.collect(first, placed)
@@ -343,6 +348,7 @@ class Trial:
                 few,
                 lambda: self.runs.fresh_lanes(name, many, "E"),
                 self.spec.tolerance,
+                infinite=self.infinite,
                 fine=(lambda: self.runs.fresh_lanes(name, FEW_LANES, "F")) if grade else None,
                 wide=(lambda: self.runs.fresh_lanes(name, many, "F")) if self.narrow else None,
                 laid=(lambda: self.runs.laid_lanes(name, many)) if laid and not coarse else None,

@@ -27,10 +27,13 @@ def judge_one(
     few: OutputLanes | None,
     more: Callable[[], OutputLanes] | None,
     tolerance: str | Tolerance,
+    *,
+    infinite: Callable[[], bool] = lambda: False,
     **further: Any,
 ) -> ValuesVerdict:
     """Judge one output by the policy in force; ``further`` is that of ``judge_output``. Elements that lost NaN or
-    infinity are left out of the verdict, and named by it."""
+    infinity are left out of the verdict, and named by it; so are, where an input is ``infinite``, those that made NaN
+    of an infinity."""
 
     def judged(got: torch.Tensor) -> ValuesVerdict:
         if isinstance(tolerance, Tolerance):
@@ -43,17 +46,23 @@ def judge_one(
     if verdict.ok or verdict.statistic == "shape":
         return verdict
     lost = _lost(candidate, native)
+    if bool((exchanged := _exchanged(candidate, native)).any()) and infinite():
+        lost |= exchanged
     if not bool(lost.any()):
         return verdict
     lost &= excess_by(candidate, verdict.by or native, tolerance).isinf()
     if not bool(lost.any()):
         return verdict
     first = tuple(lost.nonzero()[0].tolist())
+    made = bool(_exchanged(candidate, native)[lost].all())
+    what = "made NaN of the infinity" if made else "lost the NaN or infinity"
     swallowed = (
-        f"{int(lost.sum())} of {lost.numel()} element(s) lost the NaN or infinity that the reference has, the first "
+        f"{int(lost.sum())} of {lost.numel()} element(s) {what} that the reference has, the first "
         f"at {list(first)}: got {candidate[first].item():.9g}, the reference has {native[first].item():.9g}"
     )
-    if not bool(native[lost].isnan().all()):
+    if made:
+        swallowed += "; with an infinite input inf - inf and 0 * inf come of another order, or of a product by a mask"
+    elif not bool(native[lost].isnan().all()):
         swallowed += (
             "; if the reference overflows on its way there (exp of a large number), it is the reference that needs a "
             "stable form, or values= a range that it can take"
@@ -65,6 +74,12 @@ def _lost(got: torch.Tensor, native: torch.Tensor) -> torch.Tensor:
     """Elements that are finite where the reference is NaN or infinite, or infinite where it is NaN."""
     got, native = (t.float() if t.element_size() == 1 else t for t in (got.detach(), native))
     return (got.isfinite() & ~native.isfinite()) | (~got.isnan() & native.isnan())
+
+
+def _exchanged(got: torch.Tensor, native: torch.Tensor) -> torch.Tensor:
+    """Elements that are NaN where the reference is infinite."""
+    got, native = (t.float() if t.element_size() == 1 else t for t in (got.detach(), native))
+    return got.isnan() & native.isinf()
 
 
 def swallowed(check: str, verdicts: Mapping[str, ValuesVerdict]) -> list[Verdict]:

@@ -92,7 +92,8 @@ NON_FINITE = {
     "NaN lost": (lambda x: x.nan_to_num() * 2, doubled, NAN, "nan-swallowed"),
     "infinity lost": (lambda x: x.clamp(-1e3, 1e3) * 2, doubled, INF, "nan-swallowed"),
     "infinity for NaN": (lambda x: x.nan_to_num(nan=torch.inf) * 2, doubled, NAN, "nan-swallowed"),
-    "NaN for infinity": (lambda x: (x - x) + x * 2, doubled, INF, "values:out:nonfinite"),
+    "NaN for infinity": (lambda x: (x - x) + x * 2, doubled, INF, "made NaN"),
+    "NaN for infinity of finite numbers": (lambda x: x / 0 * 0, lambda x: x / 0, PLAIN, "values:out:nonfinite"),
     "infinity of the other sign": (lambda x: torch.where(x.isinf(), -x, x) * 2, doubled, INF, "values:out:nonfinite"),
     "lost and made": (
         lambda x: torch.cat([x[:4].nan_to_num(), x[4:] * torch.nan]) * 2, doubled, NAN, "values:out:nonfinite"
@@ -109,10 +110,11 @@ def test_nan_that_is_made_is_wrong_and_nan_that_is_lost_is_a_hazard(judge_one: A
     fused, reference, case, expected = NON_FINITE[name]
     result = judge_one(fused, reference, case=case, tolerance=tolerance)
     found = [verdict.code for verdict in result.verdicts if verdict.status == "hazard"]
-    if expected == "nan-swallowed":
-        assert (result.failure, found) == (None, [expected])
+    if expected in ("nan-swallowed", "made NaN"):
+        assert (result.failure, found) == (None, ["nan-swallowed"])
         (hazard,) = [verdict for verdict in result.verdicts if verdict.status == "hazard"]
-        assert "element(s) lost the NaN or infinity that the reference has, the first at [" in hazard.reason
+        what = "lost the NaN or" if expected == "nan-swallowed" else "made NaN of the"
+        assert f"element(s) {what} infinity that the reference has, the first at [" in hazard.reason
     else:
         assert (result.failure.identity if result.failure else "", found) == (expected, [])
 

@@ -81,6 +81,7 @@ def _judged(trial: Trial, upstream: Upstream, name: str, got: torch.Tensor, few:
         upstream.lanes(FEW_LANES)[name] if factors_in_tf32() else few,
         lambda: upstream.lanes(MANY_LANES)[name],
         trial.spec.tolerance,
+        infinite=trial.infinite,
         wide=(lambda: upstream.lanes(MANY_LANES, "F")[name]) if trial.narrow else None,
         eager=(lambda: upstream.eager(name)) if trial.narrow else (lambda: None),
         size=upstream.size(name),

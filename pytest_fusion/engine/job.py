@@ -18,6 +18,7 @@ from pytest_fusion.engine.tally import Tally
 from pytest_fusion.engine.unjudged import NOTHING_JUDGED
 from pytest_fusion.errors import UnsupportedTritonError
 from pytest_fusion.oracle.reference import ReferenceCrashed
+from pytest_fusion.run import compilers
 from pytest_fusion.run.compiled import around_compilations, on_first_compilation
 from pytest_fusion.run.fused import ContextLost
 from pytest_fusion.run.process.compile_ahead import Shared, cache_is_empty, compiled_once, compiling_ahead
@@ -175,8 +176,11 @@ def with_notes(channel: Channel, last: dict[str, Any], work: Callable[[Note], T]
     def compiling(kernel: str) -> None:
         channel.note({**last, COMPILING: kernel})
 
+    def compiled() -> None:
+        channel.note(dict(last))
+
     try:
-        with compiled_once(), around_compilations(compiling, lambda: channel.note(dict(last))):
+        with compiled_once(), around_compilations(compiling, compiled), compilers.announced(compiling, compiled):
             return work(note)
     except ContextLost as lost:
         return Crash("exit", str(lost), dict(last), "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from pytest_fusion.interpreter.scoped import replaced
 from pytest_fusion.run import capture, pristine
 
 # No sweep has more sizes; beyond torch's own limit of 8, fullgraph=True raises instead of recompiling.
-_RECOMPILES = 256
+_RECOMPILES, _MOST_RECOMPILES = 256, 4096
 # The logger of torch's one message that it stops compiling a function; it works without an import.
 _SAYS = "torch._dynamo.convert_frame"
 
@@ -39,6 +40,36 @@ def compiling() -> Iterator[None]:
             yield
         finally:
             torch._dynamo.reset()
+
+
+@contextlib.contextmanager
+def announced(begins: Callable[[str], None], ends: Callable[[], None]) -> Iterator[None]:
+    """Call ``begins`` with a name before torch.compile compiles what launchers have under it, ``ends`` afterwards.
+
+    They have room for every case: at torch's limit of eight variants a function with ``fullgraph=True`` raises (rwkv7
+    of fla-core), and no caller has so many shapes. Touches ``torch._dynamo.callback`` and ``config`` (2.11 and 2.13),
+    where something has imported torch.compile.
+    """
+    if "torch._dynamo" not in sys.modules:
+        yield
+        return
+    from torch._dynamo import config
+    from torch._dynamo.callback import callback_handler as handler
+
+    def begun(_: Any) -> None:
+        begins("a function under torch.compile")
+
+    def ended(_: Any) -> None:
+        ends()
+
+    handler.register_start_callback(begun)
+    handler.register_end_callback(ended)
+    try:
+        with config.patch(recompile_limit=_RECOMPILES, accumulated_recompile_limit=_MOST_RECOMPILES):
+            yield
+    finally:
+        handler.remove_start_callback(begun)
+        handler.remove_end_callback(ended)
 
 
 class _Heard(logging.Handler):

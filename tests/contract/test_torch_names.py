@@ -92,7 +92,10 @@ NAMES: dict[str, Callable[[Any], bool]] = {
     "torch._subclasses.fake_tensor.FakeTensorMode": _has("from_tensor", "__enter__"),
     # Compilers.
     "torch._dynamo.reset": _parameters(),
-    "torch._dynamo.config": _has("patch", "recompile_limit"),
+    "torch._dynamo.callback.callback_handler": _has(
+        *(f"{verb}_{edge}_callback" for verb in ("register", "remove") for edge in ("start", "end"))
+    ),
+    "torch._dynamo.config": _has("patch", "recompile_limit", "accumulated_recompile_limit"),
     "torch._dynamo.exc": lambda exc: all(
         issubclass(e, exc.TorchDynamoException) for e in (exc.InternalTorchDynamoError, exc.BackendCompilerFailed)
     ),

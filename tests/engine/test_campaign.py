@@ -32,6 +32,7 @@ from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import SpecError
 from pytest_fusion.plugin.testing import examine
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.run import compilers
 from pytest_fusion.spec import values
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -382,16 +383,17 @@ def test_workers_compile_what_the_covering_phase_and_half_of_the_search_launch(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("most", "said"), [(1, True), (256, False)])
-def test_a_compiled_function_that_is_compiled_no_more_is_told(most: int, said: bool) -> None:
+def test_a_compiled_function_that_is_compiled_no_more_is_told(
+    monkeypatch: pytest.MonkeyPatch, most: int, said: bool
+) -> None:
     """Past its limit torch.compile runs what it was given, so that a test compares the reference with itself."""
-    from torch._dynamo import config
 
     def reference(x: T) -> T:
         return x * 3
 
-    with config.patch(recompile_limit=most):
-        compiled = torch.compile(reference, backend="eager", dynamic=False)
-        found = examine(FusionSpec(name="compiled", fused=compiled, reference=reference, inputs={"x": tensor("n")}))
+    monkeypatch.setattr(compilers, "_RECOMPILES", most)
+    compiled = torch.compile(reference, backend="eager", dynamic=False)
+    found = examine(FusionSpec(name="compiled", fused=compiled, reference=reference, inputs={"x": tensor("n")}))
     notes = [note for note in found.notes if f"torch.compile stopped after {most} variants of 'reference'" in note]
     assert found.verdict == "pass", found.message
     assert bool(notes) == said, found.notes

@@ -1,10 +1,10 @@
 """What a reference loses as eager PyTorch in the dtype of its 16-bit inputs: every result is rounded to that.
 
 Upcasts (``.float()``, ``dtype=float32``) do not count, and sums stay in float32 inside of an operation. Softmax, norms
-and attention count as their formulas written out, so that it makes no difference whether the reference does that. Only
-digits are lost: a number that 16 bits cannot hold for its size keeps float32's range, since what overflows is no
-yardstick. Products are the exception, of matrices or of two different tensors: whoever stores their result in float16
-has infinity there. Squares are none, which norms add up in float32.
+and attention count as their formulas written out, so that it makes no difference whether the reference does that. A
+number that is too large for 16 bits keeps float32's range, since what overflows is no yardstick; one that is small for
+float16 loses digits (``x * sigmoid(x)`` of -17 is 0 there). Products are the exception, of matrices or of two different
+tensors: whoever stores their result in float16 has infinity there. Squares are none, which norms add up in float32.
 
 A value that is computed twice is rounded twice: fused losses compute the logit of the label apart from those that are
 added up (cut-cross-entropy, from terms that are rounded), where a loss of next to nothing is the difference of both.
@@ -27,7 +27,7 @@ from pytest_fusion.interpreter.bridge.aten import schema
 from pytest_fusion.interpreter.bridge.dispatch import OperatorMode
 from pytest_fusion.oracle.operator_plan import decompositions
 from pytest_fusion.oracle.outside import noting
-from pytest_fusion.oracle.rounding import GRIDS, NARROW, D, quantum, significand
+from pytest_fusion.oracle.rounding import GRIDS, NARROW, D, Grid, quantum, significand
 from pytest_fusion.run.precision import full_precision
 
 # One sample rounds to nearest, which may be exact by luck; the others round at random.
@@ -86,7 +86,7 @@ class Eager(OperatorMode):
             self._note(result, dtype)
             if grid and not (statistics and place) and self._whole in (None, result.shape):
                 multiplied = facts.name == "mul" and len({_key(t) for t in given}) > 1
-                self._round(result, grid.bits, grid.largest if multiplied or facts.name in _PRODUCTS else math.inf)
+                self._round(result, grid, grid.largest if multiplied or facts.name in _PRODUCTS else math.inf)
         if facts.name in _PRODUCTS:
             size = functools.partial(_size, func, args, kwargs)
             self._products[_key(out)] = size, StorageWeakRef(out.untyped_storage())  # type: ignore[no-untyped-call]
@@ -125,9 +125,11 @@ class Eager(OperatorMode):
         # The reference to a storage prevents reuse of its address.
         self._dtypes[_key(result)] = (StorageWeakRef(result.untyped_storage()), dtype)  # type: ignore[no-untyped-call]
 
-    def _round(self, result: Tensor, bits: int, largest: float) -> None:
+    def _round(self, result: Tensor, grid: Grid, largest: float) -> None:
         values = result.detach()
-        rounded = torch.where(values.isfinite(), significand(values, bits, self._generator), values)
+        # Of float16 alone: bfloat16 has float32's range.
+        step = grid.step if grid.step < grid.tiny else 0.0
+        rounded = torch.where(values.isfinite(), significand(values, grid.bits, self._generator, step=step), values)
         result.data.copy_(torch.where(rounded.abs() > largest, rounded * math.inf, rounded))
 
 

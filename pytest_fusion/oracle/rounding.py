@@ -67,10 +67,14 @@ def quantum(value: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(value == 0, grid.step, size)
 
 
-def significand(t: Tensor, bits: int, generator: torch.Generator | None = None) -> Tensor:
-    """``t`` rounded to ``bits`` significant bits, in its dtype: to nearest, or at random with a ``generator``."""
+def significand(t: Tensor, bits: int, generator: torch.Generator | None = None, *, step: float = 0.0) -> Tensor:
+    """``t`` rounded to ``bits`` significant bits, and to multiples of ``step``, a power of two, in its dtype: to
+    nearest, or at random with a ``generator``."""
     mantissa, exponent = torch.frexp(t.to(D))
     mantissa *= 2.0**bits
+    if step:
+        least = exponent.clamp_min(int(math.log2(step)) + bits)
+        mantissa, exponent = torch.ldexp(mantissa, exponent - least), least
     if generator is not None:
         mantissa += torch.rand(mantissa.shape, dtype=D, device=t.device, generator=generator) - 0.5
     return torch.ldexp(torch.round(mantissa) / 2.0**bits, exponent).to(t.dtype)

@@ -342,3 +342,11 @@ def test_a_weighted_value_that_overflows_in_float16_is_not_wrong() -> None:
     assert graded(stored, weighted_scores, x, w / 25000, query).grade != "D"
     infinite = lambda *_: stored(x, w, query)  # noqa: E731
     assert graded(infinite, weighted_scores, x, w / 25000, query).grade == "D"
+
+
+def test_a_small_number_of_float16_loses_digits_in_eager_pytorch_too() -> None:
+    """The sigmoid of -17 is less than float16's least number: nothing is left of 1.3e-7 (Conch's silu_and_mul). In
+    bfloat16, which has float32's range, the same result is wrong."""
+    for dtype, grade in ((torch.float16, "C"), (torch.bfloat16, "D")):
+        gate, up = (torch.full((4, 16), value, dtype=dtype) for value in (-17.0, -0.2))
+        assert graded(lambda gate, _: torch.zeros_like(gate), swiglu, gate, up).grade == grade

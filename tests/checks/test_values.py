@@ -119,6 +119,13 @@ def test_nan_that_is_made_is_wrong_and_nan_that_is_lost_is_a_hazard(judge_one: A
         assert (result.failure.identity if result.failure else "", found) == (expected, [])
 
 
+def test_nan_is_no_worse_than_the_overflow_of_the_reference(judge_one: Any) -> None:
+    """Two 16-bit results between that overflow are inf - inf. Exact arithmetic, which shows the overflow, is needed."""
+    result = judge_one(lambda x: x * 1e38 * 1e9 * 0, lambda x: x * 1e38 * 1e9, case=PLAIN)
+    assert result.failure is None
+    assert "made NaN of the infinity" in next(v.reason for v in result.verdicts if v.code == "nan-swallowed")
+
+
 def test_a_reference_that_overflows_is_the_one_to_mend(judge_one: Any) -> None:
     """The kernel is right and the reference is not: that is what the message has to say. A lost NaN is the kernel's."""
     overflowing = judge_one(lambda x: (x * 1e4).logsumexp(-1), lambda x: (x * 1e4).exp().sum(-1).log())

@@ -22,12 +22,12 @@ LARGE = dict.fromkeys(
 
 
 def sparsemax(x: Tensor) -> Tensor:
-    """Martins and Astudillo, ICML 2016, equations 4 to 6."""
+    """Martins and Astudillo, ICML 2016, equations 4 to 6. What is 0 is outside of the support: no gradient."""
     ordered = x.sort(-1, descending=True).values
     ranks = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
     size = (1 + ranks * ordered > ordered.cumsum(-1)).sum(-1, keepdim=True)
     threshold = (ordered.cumsum(-1).gather(-1, size - 1) - 1) / size
-    return (x - threshold).clamp(min=0)
+    return (x - threshold).relu()
 
 
 def entmax15(x: Tensor) -> Tensor:

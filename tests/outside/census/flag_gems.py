@@ -17,6 +17,7 @@ from tests.outside.census.entry import Kernel, kernel
 from tests.outside.census.formulas import EPS
 
 CANCELS = {"low-precision-accumulation": "FlagGems 5.0.2: `var_mean` cancels"}
+NAN = {"nan-mishandled": "FlagGems 5.0.2: argmax passes over NaN"}
 INFINITE = {"nan-mishandled": "FlagGems 5.0.2: `topk` of infinite numbers"}
 LEFT = {"ignores-strides": "FlagGems 5.0.2: `fused_add_rms_norm` leaves a tensor that is not contiguous as it was"}
 
@@ -114,7 +115,7 @@ def kernels() -> list[Kernel]:
         kernel("gelu", lambda x: ops.gelu(x), lambda x: F.gelu(x), x, dims=rows),
         kernel("silu", lambda x: ops.silu(x), lambda x: F.silu(x), x, dims=rows),
         kernel("cumsum", lambda x: ops.cumsum(x, 1), lambda x: x.cumsum(1), x, dims=rows),
-        kernel("argmax", lambda x: ops.argmax(x, dim=1), lambda x: x.argmax(1), x, dims=rows),
+        kernel("argmax", lambda x: ops.argmax(x, dim=1), lambda x: x.argmax(1), x, dims=rows, proved=NAN),
         kernel("sum over rows", lambda x: ops.sum_dim(x, [0]), lambda x: x.sum(0), x, dims=rows),
         kernel("mean over columns", lambda x: ops.mean_dim(x, [1]), lambda x: x.mean(1), x, dims=rows),
         kernel("var_mean", lambda x: ops.var_mean(x, [1], correction=1), lambda x: torch.var_mean(x, 1), x,

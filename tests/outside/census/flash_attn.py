@@ -11,6 +11,13 @@ from tests.outside.census import formulas
 from tests.outside.census.entry import Kernel, kernel, without_init
 from tests.outside.census.formulas import EPS
 
+CONSTANT = dict.fromkeys(
+    ("unexplained", "cast-order"), "flash-attn 2.8.3: layer norm of a residual sum that is constant has a gradient"
+)
+ONE_CLASS = dict.fromkeys(
+    ("raises", "does-not-compile"), "flash-attn 2.8.3: cross entropy does not compile for one class"
+)
+
 
 def cosines(seq: int, half: int, x: Tensor) -> Tensor:
     return formulas.angles(seq, half, x).cos().to(x.dtype)
@@ -39,11 +46,11 @@ def kernels() -> list[Kernel]:
                {**normed, "bias": tensor("n")}, dims=rows, grad=True),
         kernel("layer_norm_fn, residual", lambda x, weight, bias, residual:
                layer_norm_fn(x, weight, bias, residual=residual, prenorm=True, eps=EPS), formulas.residual_layer_norm,
-               {**normed, "bias": tensor("n"), "residual": tensor("rows n")}, dims=rows, grad=True),
+               {**normed, "bias": tensor("n"), "residual": tensor("rows n")}, dims=rows, grad=True, proved=CONSTANT),
         kernel("rotary", lambda x, cos, sin: apply_rotary_emb(x, cos, sin), formulas.rotary,
                {"x": tensor("batch seq heads 2*half"), "cos": derived(cosines), "sin": derived(sines)},
                dims={"batch": dim(1, 3), "seq": dim(1), "heads": dim(1, 8), "half": dim(1, 64)}, grad="x"),
         kernel("cross_entropy_loss", lambda logits, target: cross_entropy_loss(logits, target, label_smoothing=0.1)[0],
                smoothed, {"logits": tensor("rows vocab"), "target": derived(formulas.labels)}, wide=(0,),
-               dims={"rows": dim(1), "vocab": dim(1, 32768)}, grad=True),
+               dims={"rows": dim(1), "vocab": dim(1, 32768)}, grad=True, proved=ONE_CLASS),
     ]  # fmt: skip

@@ -60,12 +60,12 @@ def modulated(x: Tensor, weight: Tensor, scale: Tensor, shift: Tensor) -> Tensor
 
 
 def sparsemax(x: Tensor) -> Tensor:
-    """Martins and Astudillo, ICML 2016, equations 4 to 6."""
+    """Martins and Astudillo, ICML 2016, equations 4 to 6. What is 0 is outside of the support: no gradient."""
     ordered = x.sort(-1, descending=True).values
     ranks = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
     size = (1 + ranks * ordered > ordered.cumsum(-1)).sum(-1, keepdim=True)
     threshold = (ordered.cumsum(-1).gather(-1, size - 1) - 1) / size
-    return (x - threshold).clamp(min=0)
+    return (x - threshold).relu()
 
 
 def rope(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -351,7 +351,8 @@ def kernels() -> list[Kernel]:
                deterministic=False, proved=TABLE),
         kernel("attn_res", lambda blocks, query, norm: ops.LigerAttnResFunction.apply(blocks, query, norm, EPS),
                attention_residual, {"blocks": tensor("depth batch seq n"), "query": tensor("n"), "norm": tensor("n")},
-               dims={"depth": dim(1, 8), "batch": dim(1), "seq": dim(1), "n": dim(1, 4096)}, grad=True),
+               dims={"depth": dim(1, 8), "batch": dim(1), "seq": dim(1), "n": dim(1, 4096)}, grad=True,
+               deterministic={"dquery": False, "dnorm": False}),
         kernel("fused_neighborhood_attention",
                lambda q, k, v: ops.LigerFusedNeighborhoodAttentionFunction.apply(q, k, v, 5, 1, None),
                neighbourhood_attention, {name: tensor("batch heads seq n") for name in "qkv"},

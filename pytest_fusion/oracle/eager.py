@@ -4,7 +4,8 @@ Upcasts (``.float()``, ``dtype=float32``) do not count, and sums stay in float32
 and attention count as their formulas written out, so that it makes no difference whether the reference does that. A
 number that is too large for 16 bits keeps float32's range, since what overflows is no yardstick; one that is small for
 float16 loses digits (``x * sigmoid(x)`` of -17 is 0 there). Products are the exception, of matrices or of two different
-tensors: whoever stores their result in float16 has infinity there. Squares are none, which norms add up in float32.
+tensors: whoever stores their result, or its terms, in float16 has infinity there. Squares are none, which norms add up
+in float32.
 
 A value that is computed twice is rounded twice: fused losses compute the logit of the label apart from those that are
 added up (cut-cross-entropy, from terms that are rounded), where a loss of next to nothing is the difference of both.
@@ -43,6 +44,9 @@ _FORMULAS = frozenset(
 # Of these the sum over a row is rounded as well: it cancels against one term, and a formula written out rounds it.
 _ROUNDED_SUMS = frozenset({"_softmax_backward_data", "_log_softmax_backward_data"})
 _PRODUCTS = frozenset("mm bmm addmm baddbmm mv addmv dot convolution".split())
+# The largest term of a product as the root of the sum of such powers, within a third: cut-cross-entropy multiplies in
+# float16, and adds up in float32.
+_POWER = 16
 
 
 class Eager(OperatorMode):
@@ -89,6 +93,8 @@ class Eager(OperatorMode):
                 self._round(result, grid, grid.largest if multiplied or facts.name in _PRODUCTS else math.inf)
         if facts.name in _PRODUCTS:
             size = functools.partial(_size, func, args, kwargs)
+            if grid and dtype == torch.float16 and _at_most(given) > grid.largest:
+                out.masked_fill_(_size(func, args, kwargs, power=_POWER) > grid.largest, math.inf)
             self._products[_key(out)] = size, StorageWeakRef(out.untyped_storage())  # type: ignore[no-untyped-call]
         return out
 
@@ -133,10 +139,16 @@ class Eager(OperatorMode):
         result.data.copy_(torch.where(rounded.abs() > largest, rounded * math.inf, rounded))
 
 
-def _size(product: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """How large the terms of each sum of a product are together: the root of the sum of their squares."""
-    squares: tuple[Any, Any] = tree_map_only(Tensor, lambda t: t.float().square(), (args, kwargs))
-    return torch.as_tensor(product(*squares[0], **squares[1])).sqrt()
+def _size(product: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, power: int = 2) -> Tensor:
+    """How large the terms of each sum of a product are together: the root of the sum of their squares; their largest,
+    nearly, with a large ``power``, which is even."""
+    powers: tuple[Any, Any] = tree_map_only(Tensor, lambda t: t.to(D).pow(power), (args, kwargs))
+    return torch.as_tensor(product(*powers[0], **powers[1])).pow(1 / power)
+
+
+def _at_most(operands: Sequence[Tensor]) -> float:
+    """What no term of a product exceeds: its two operands with the largest numbers, multiplied."""
+    return math.prod(sorted(float(t.detach().abs().amax()) for t in operands if t.numel())[-2:])
 
 
 def _key(tensor: Tensor) -> int:

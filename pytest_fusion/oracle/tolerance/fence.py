@@ -54,7 +54,7 @@ def fenced(
     ``eager`` gives results (samples, *shape) of the reference op by op in the case's 16-bit dtype, ``None`` where there
     is none: in wider dtypes the reference and its lanes are that, which add up in any order. ``size`` is that of an
     element of a gradient before anything cancels, ``None`` for what is no gradient. What is not finite where the
-    reference is, is outside but where eager PyTorch's own products overflow.
+    reference is, is outside but where eager PyTorch's own products overflow; no number is worse than that.
     """
     if verdict.statistic in _NO_FENCE:
         return verdict
@@ -62,15 +62,16 @@ def fenced(
     got = candidate.detach().to(D).reshape(-1)
     sampled = eager()
     samples = got.new_empty(0, len(got)) if sampled is None else sampled.to(spread.dtype).to(D).reshape(-1, len(got))
+    # Where the reference has infinity itself, no product is the reason.
+    overflows = spread.native.isfinite() & ~samples.isfinite().all(0)
     if verdict.statistic == "nonfinite":
         wrong = ~allowed_classes(got, lanes, spread)
-        # Where the reference has infinity itself, no product is the reason.
-        overflows = spread.native.isfinite() & ~samples.isfinite().all(0)
         if not bool(overflows[wrong].all()):
             return verdict
     columns = shape[-1] if size is None and shape and shape[-1] >= _ROW else len(got)
     cancelled = _TIMES_WIDE * (U64 if candidate.dtype == D else U32) * (size or 0.0)
-    error, slack = (t.reshape(-1, columns) for t in (_off(got, spread), spread.step + cancelled))
+    off_by = _off(got, spread).masked_fill(overflows, 0.0)
+    error, slack = (t.reshape(-1, columns) for t in (off_by, spread.step + cancelled))
     lost = _off(torch.cat([spread.native[None], spread.rounded, samples]), spread).reshape(-1, *error.shape)
     off, of_rows, largest_of_rows = _rms(error), _rms(lost), lost.amax(-1)
     rms, worst = of_rows.max(0)

@@ -350,3 +350,13 @@ def test_a_small_number_of_float16_loses_digits_in_eager_pytorch_too() -> None:
     for dtype, grade in ((torch.float16, "C"), (torch.bfloat16, "D")):
         gate, up = (torch.full((4, 16), value, dtype=dtype) for value in (-17.0, -0.2))
         assert graded(lambda gate, _: torch.zeros_like(gate), swiglu, gate, up).grade == grade
+
+
+@pytest.mark.parametrize(("size", "grade"), [(3e4, "C"), (30.0, "D")])
+def test_terms_that_overflow_in_float16_are_no_yardstick(size: float, grade: str) -> None:
+    """cut-cross-entropy multiplies in float16 before it adds up. Where a term overflows, eager PyTorch loses everything
+    to whoever does so, and no result is worse; where none does, infinity and a wrong number are wrong."""
+    a = torch.full((4, 2), size, dtype=torch.float16)
+    b = torch.tensor([[3.0, -2.9], [3.0, -2.9]], dtype=torch.float16)
+    for kernel in (lambda a, b: (a @ b.mT) * torch.inf, lambda a, b: (a.float() @ b.float().mT) * 1.5):
+        assert graded(kernel, lambda a, b: a @ b.mT, a, b).grade == grade

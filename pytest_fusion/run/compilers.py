@@ -68,8 +68,9 @@ def announced(begins: Callable[[str], None], ends: Callable[[], None]) -> Iterat
         with config.patch(recompile_limit=_RECOMPILES, accumulated_recompile_limit=_MOST_RECOMPILES):
             yield
     finally:
-        handler.remove_start_callback(begun)
-        handler.remove_end_callback(ended)
+        for remove, callback in ((handler.remove_start_callback, begun), (handler.remove_end_callback, ended)):
+            with contextlib.suppress(ValueError):  # torch._dynamo.reset() has removed it
+                remove(callback)
 
 
 class _Heard(logging.Handler):

@@ -23,6 +23,10 @@ UPSTREAM = dict.fromkeys(
 CANCELS = "Liger-Kernel 0.8.5: group norm cancels, and overflows in float16"
 NORMS = dict.fromkeys(("low-precision-accumulation", "overflow"), CANCELS)
 NARROW_HEADS = {"does-not-compile": "Liger-Kernel 0.8.5: neighborhood attention does not compile for narrow heads"}
+MASKED = dict.fromkeys(
+    ("unexplained", "nan-mishandled"),
+    "Liger-Kernel 0.8.5: cross entropy is NaN where the first 32768 logits are masked",
+)
 COPIED = {"ignores-strides": "Liger-Kernel 0.8.5: the gradient of logits that are not contiguous is the logits"}
 COPY = {"raises": "Liger-Kernel 0.8.5: a tiled MLP has no gradient for an input that is not contiguous"}
 FROZEN = {"gradient-missing": "Liger-Kernel 0.8.5: fused linear cross entropy has no gradient for the weight alone"}
@@ -293,10 +297,10 @@ def kernels() -> list[Kernel]:
                dims=rows, grad=True),
         kernel("cross_entropy", lambda logits, target:
                ops.LigerCrossEntropyFunction.apply(logits * 1, target, None)[0], cross_entropy, classes, dims=loss,
-               grad=True, proved=COPIED),
+               grad=True, proved={**COPIED, **MASKED}),
         kernel("cross_entropy, smoothing, softcap, sum", lambda logits, target:
                ops.LigerCrossEntropyFunction.apply(logits * 1, target, None, -100, 0.0, 0.1, "sum", 5.0)[0],
-               capped_cross_entropy, classes, dims=loss, grad=True, proved=COPIED),
+               capped_cross_entropy, classes, dims=loss, grad=True, proved={**COPIED, **MASKED}),
         kernel("fused_linear_cross_entropy", lambda x, weight, target:
                ops.LigerFusedLinearCrossEntropyFunction.apply(x, weight, target)[0], linear_cross_entropy,
                {"x": tensor("rows hidden"), "weight": tensor("vocab hidden"), "target": derived(formulas.labels)},

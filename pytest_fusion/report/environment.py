@@ -35,33 +35,19 @@ def describe(device: str = "cpu", **more: Any) -> dict[str, Any]:
 
 def cpu_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The processor's name as the kernel states it, else its architecture."""
-    try:
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    return _after(lines, "model name") or platform.processor() or platform.machine()
+    return _after(_lines(cpuinfo), "model name") or platform.processor() or platform.machine()
 
 
 def nvidia_name(driver: Path = _DRIVER) -> str | None:
     """Names of the GPUs that the driver lists, joined; the driver's order is not CUDA's, so there is no index."""
-    names = set()
-    for file in sorted(driver.glob("gpus/*/information")):
-        try:
-            name = _after(file.read_text(encoding="utf-8", errors="replace").splitlines(), "Model")
-        except OSError:
-            continue
-        if name:
-            names.add(name)
-    return " / ".join(sorted(names)) or None
+    names = {_after(_lines(file), "Model") for file in driver.glob("gpus/*/information")}
+    return " / ".join(sorted(filter(None, names))) or None
 
 
 def driver_version(driver: Path = _DRIVER) -> str | None:
     """The NVIDIA kernel driver's version, ``"580.65.06"``."""
-    try:
-        line = (driver / "version").read_text(encoding="utf-8", errors="replace").split("\n", 1)[0]
-    except OSError:
-        return None
-    return next((word for word in line.split() if word[0].isdigit() and word.count(".") >= 1), None)
+    words = "".join(_lines(driver / "version")[:1]).split()
+    return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), None)
 
 
 def _cuda_name(device: str) -> str | None:
@@ -77,6 +63,14 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
+
+
+def _lines(file: Path) -> list[str]:
+    """The lines of a file; none if it cannot be read."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def _after(lines: Iterable[str], key: str) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from pytest_fusion.errors import FusionError, UnsupportedTritonError
 from pytest_fusion.plugin import active
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.run import device_choice
-from pytest_fusion.spec.fusion_spec import FusionSpec
+from pytest_fusion.spec.fusion_spec import FusionSpec, parameters_of
 from pytest_fusion.spec.inputs import ConstantSpec
 
 _ONE_CALL = "one concrete call cannot show it"
@@ -97,10 +96,7 @@ def arguments_by_name(
     reference: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[list[str], dict[str, Any]]:
     """Names of the positional arguments (the reference's own, else numbers), and all arguments without gradients."""
-    try:
-        parameters = inspect.signature(reference).parameters.values()
-    except (TypeError, ValueError):
-        parameters = ()  # type: ignore[assignment]
+    parameters = (parameters_of(reference) or {}).values()
     names = [
         p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in kwargs
     ]

@@ -23,7 +23,7 @@ from pytest_fusion.plugin import active
 from pytest_fusion.plugin.requires import check as check_requires
 from pytest_fusion.plugin.requires import missing
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.spec.fusion_spec import KEYWORDS, FusionSpec, register_test_factory
+from pytest_fusion.spec.fusion_spec import KEYWORDS, FusionSpec, parameters_of, register_test_factory
 from pytest_fusion.spec.inputs import ConstantSpec
 from pytest_fusion.spec.keywords import inputs_from_annotations, stated_inputs
 from pytest_fusion.spec.wording import checks_words, did_you_mean
@@ -77,7 +77,7 @@ def _spec_of(test: Test, reference: Test, keywords: Mapping[str, Any]) -> Fusion
         if name in inputs:
             continue
         if parameter.default is not parameter.empty:
-            if _takes(reference, name):
+            if name in (parameters_of(reference) or ()):
                 inputs[name] = ConstantSpec(parameter.default)
         elif parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
             fixtures.append(name)
@@ -106,13 +106,6 @@ def check_examples(test: Any) -> None:
     """Raises ``SpecError`` for an ``@example`` of a test that names no case of its spec."""
     for example in searching.explicit_examples(test):
         stated_choice(test.fusion_spec, example, where="@example")
-
-
-def _takes(function: Test, name: str) -> bool:
-    try:
-        return name in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
 
 
 def _make_test(test: Test, spec: FusionSpec) -> Test:

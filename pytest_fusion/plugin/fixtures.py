@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -18,14 +18,9 @@ if TYPE_CHECKING:
 @pytest.fixture
 def fusion() -> Callable[..., TestRecord]:
     """Judge one concrete call inside a test: ``fusion(fused, reference, *args, **kwargs)``."""
+    from pytest_fusion.plugin.check import check_equivalent
 
-    def check(fused: Callable[..., Any], reference: Callable[..., Any], *args: Any, **kwargs: Any) -> TestRecord:
-        __tracebackhide__ = True
-        from pytest_fusion.plugin.check import check_equivalent
-
-        return check_equivalent(fused, reference, *args, **kwargs)
-
-    return check
+    return check_equivalent
 
 
 @pytest.fixture

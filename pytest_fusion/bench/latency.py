@@ -6,6 +6,7 @@ import hashlib
 import inspect
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -65,11 +66,7 @@ def latency(
     return Latency(
         fused_s=median(blocks.candidate),
         reference_s=median(blocks.control),
-        ratio=found.ratio,
-        low=found.low,
-        high=found.high,
-        error=found.error,
-        blocks=found.blocks,
+        **asdict(found),
         method={**method, "warm-up": "steady" if blocks.warm else "unsteady"},
         control=control,
         aa=machine.spread if machine is not None else None,

@@ -83,7 +83,11 @@ def bench(
     if swept:
         facts = {RECOMPILES: sum(times for _, times in again)}
         found.rows.append(Row(case=ALL, role="fused", facts=facts, reasons=dict(again), **shared))
-    found.rows += _golden_rows(session, found, shared)
+    for text, outputs in session.golden:
+        if isinstance(outputs, str):
+            found.notes.append(f"{text}: not kept: {outputs}")
+        elif outputs:
+            found.rows.append(Row(case=text, role="fused", golden=outputs, **shared))
     found.notes += [f"compiled again: {reason} ({times} x)" for reason, times in again]
     found.notes += dict.fromkeys(f"{report.target}: {report.problem}" for report in reports if report.problem)
     found.counters = counters.counted(request.counters, {text: one.counts for text, one in figured}, on_gpu=on_gpu)
@@ -167,15 +171,6 @@ def rows_of(
                     rows.append(Row(case=text, role=role, facts=facts, names=names, methods=methods, **shared))
         found.notes += [f"{text}: {note}" for note in (*one.notes, *_unknown(one))]
     return rows
-
-
-def _golden_rows(session: Found, found: Measured, shared: Mapping[str, Any]) -> list[Row]:
-    found.notes += [f"{text}: not kept: {one}" for text, one in session.golden if isinstance(one, str)]
-    return [
-        Row(case=text, role="fused", golden=one, **shared)
-        for text, one in session.golden
-        if not isinstance(one, str) and one
-    ]
 
 
 def _unknown(one: Figures) -> list[str]:

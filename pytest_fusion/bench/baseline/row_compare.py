@@ -139,7 +139,9 @@ def _concluded(found: Comparison) -> Comparison:
         again: RowStatus = next(own, "changed")
         statuses.append((again, f"compiled again for other reasons: {found.reasons}"))
     if found.latency is not None:
-        statuses.append((found.latency.verdict, f"latency: {_timed(found.latency)}"))
+        one = found.latency
+        change = f"{one.change:+.2f} % ({one.low:+.2f} to {one.high:+.2f} %)"
+        statuses.append((one.verdict, f"latency: {change}, {one.verdict}: {one.reason}"))
     elif found.no_latency:
         statuses.append(("unknown", f"latency: {found.no_latency}"))
     others = [status for status in statuses[len(changed) :] if status[0] in _SHOWN]
@@ -183,7 +185,3 @@ def _sentence(change: Change) -> str:
     if change.before is None and change.now is None:
         return f"{change.fact}{reason}"
     return f"{change.fact} {shown(change.before)} -> {shown(change.now)}{reason}"
-
-
-def _timed(found: Judgement) -> str:
-    return f"{found.change:+.2f} % ({found.low:+.2f} to {found.high:+.2f} %), {found.verdict}: {found.reason}"

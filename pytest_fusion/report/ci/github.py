@@ -115,15 +115,9 @@ def _to_know(record: TestRecord) -> str:
         parts = [_text(reason) for reason in phrases.thin(record)] if record.verdict == "pass" else []
         missing = phrases.not_judged(record)
         parts += [f"not judged: {_text(', '.join(missing))}"] if missing else []
-    return "<br>".join([*parts, *_hazards(record), *_off(record)])
-
-
-def _hazards(record: TestRecord) -> list[str]:
-    return [f"hazard {_text(code)}: {_text(phrases.one_line(text))}" for code, text in phrases.hazards(record).items()]
-
-
-def _off(record: TestRecord) -> list[str]:
-    return [f"{_text(name)} off: {_text(phrases.one_line(reason))}" for name, reason in record.off.items()]
+    parts += [f"hazard {_text(code)}: {_text(phrases.one_line(why))}" for code, why in phrases.hazards(record).items()]
+    parts += [f"{_text(name)} off: {_text(phrases.one_line(reason))}" for name, reason in record.off.items()]
+    return "<br>".join(parts)
 
 
 def _environment(environment: Mapping[str, Any]) -> str:

@@ -90,9 +90,7 @@ def _changes(compared: Mapping[str, Any]) -> str:
 
 def latency_listing(found: Sequence[Figures]) -> Listing:
     """Times beside the reference's, and as shares of what this device can do."""
-    timed = [one for one in found if one.timed]
-    rows = tuple(_time(one) for one in timed)
-    return Listing("latency", _TIMES, rows, tuple(one.test for one in timed), _TIMES_DROP).known()
+    return _listing("latency", _TIMES, _TIMES_DROP, [(one.test, _time(one)) for one in found if one.timed]).known()
 
 
 def cost_listing(found: Sequence[Figures]) -> Listing:
@@ -101,26 +99,20 @@ def cost_listing(found: Sequence[Figures]) -> Listing:
     ways = {way for one in counted for way in (_way(one.row), _way(one.other)) if way}
     modelled = ways == {"modelled"}
     how = " (modelled: a GPU launches at least as many)" if modelled else ""
-    rows = tuple(_cost(one, say_modelled=not modelled) for one in counted)
-    return Listing(f"launches and bytes{how}", _COSTS, rows, tuple(one.test for one in counted), _COSTS_DROP)
+    rows = [(one.test, _cost(one, say_modelled=not modelled)) for one in counted]
+    return _listing(f"launches and bytes{how}", _COSTS, _COSTS_DROP, rows)
 
 
 def memory_listing(found: Sequence[Figures]) -> Listing:
     """Memory of calls with their backward pass; that of forward calls is beside their latency."""
-    having = [one for one in found if one.phase == "backward" and one.fact("memory.peak") is not None]
-    rows = tuple(
-        (
-            one.case if one.series == "fused" else f"{one.case}, {one.series}",
-            *(
-                quantity(figure(f"memory.{name}"))
-                for name in ("peak", "retained")
-                for figure in (one.fact, one.reference_fact)
-            ),
-        )
-        for one in having
-    )
-    title = "device memory above the inputs, forward and backward"
-    return Listing(title, _MEMORY, rows, tuple(one.test for one in having), _MEMORY_DROP).known()
+    rows = []
+    for one in found:
+        if one.phase == "backward" and one.fact("memory.peak") is not None:
+            case = one.case if one.series == "fused" else f"{one.case}, {one.series}"
+            names = ("memory.peak", "memory.retained")
+            sizes = [quantity(figure(name)) for name in names for figure in (one.fact, one.reference_fact)]
+            rows.append((one.test, (case, *sizes)))
+    return _listing("device memory above the inputs, forward and backward", _MEMORY, _MEMORY_DROP, rows).known()
 
 
 def _listings(records: Sequence[TestRecord]) -> list[Listing]:
@@ -131,8 +123,7 @@ def _listings(records: Sequence[TestRecord]) -> list[Listing]:
 
 def resource_listing(records: Sequence[TestRecord]) -> Listing:
     """Resources of each kernel on each target, by test and case; once if they are equal in several cases."""
-    rows: list[tuple[str, ...]] = []
-    groups: list[str] = []
+    rows: list[_Grouped] = []
     for record in records:
         # Another compile time does not make another row.
         alike: dict[tuple[str, ...], tuple[tuple[str, ...], dict[str, None]]] = {}
@@ -140,10 +131,16 @@ def resource_listing(records: Sequence[TestRecord]) -> Listing:
             key = row[:-1] if len(row) == len(_KERNELS) else row
             alike.setdefault(key, (row, {}))[1][case] = None
         for row, cases in alike.values():
-            test = record.nodeid.rpartition("::")[2]
-            rows.append(row)
-            groups.append(f"{test} {with_number(list(cases))}".rstrip())
-    return Listing("resources of each kernel", _KERNELS, tuple(rows), tuple(groups), _KERNELS_DROP)
+            rows.append((f"{record.nodeid.rpartition('::')[2]} {with_number(list(cases))}".rstrip(), row))
+    return _listing("resources of each kernel", _KERNELS, _KERNELS_DROP, rows)
+
+
+# A row after the name of its group.
+_Grouped = tuple[str, tuple[str, ...]]
+
+
+def _listing(title: str, header: tuple[str, ...], drop: tuple[int, ...], rows: Sequence[_Grouped]) -> Listing:
+    return Listing(title, header, tuple(row for _, row in rows), tuple(group for group, _ in rows), drop)
 
 
 def _time(one: Figures) -> tuple[str, ...]:
@@ -191,9 +188,9 @@ def _way(row: Mapping[str, Any]) -> str:
     return str(row.get("methods", {}).get("launches", "modelled"))
 
 
-def _kernels(record: TestRecord) -> list[tuple[str, tuple[str, ...]]]:
+def _kernels(record: TestRecord) -> list[_Grouped]:
     """A row of each kernel and target, with the case that launches it, in the order of entries and launches."""
-    found: list[tuple[str, tuple[str, ...]]] = []
+    found: list[_Grouped] = []
     for one in record.bench.get("resources", []):
         case = str(one.get("case", ""))
         if one["status"] != "compiled":
@@ -217,13 +214,8 @@ def _kernels(record: TestRecord) -> list[tuple[str, tuple[str, ...]]]:
 
 def counter_listing(found: Sequence[Figures]) -> Listing:
     """The kernels of each call by name, after the call's sum if there are several."""
-    rows: list[tuple[str, ...]] = []
-    groups: list[str] = []
-    for one in found:
-        own = list(_counter_rows(one))
-        rows += own
-        groups += [f"{one.test} {one.label}"] * len(own)
-    return Listing(_COUNTERS_TITLE, _COUNTERS, tuple(rows), tuple(groups), _COUNTERS_DROP).known()
+    rows = [(f"{one.test} {one.label}", row) for one in found for row in _counter_rows(one)]
+    return _listing(_COUNTERS_TITLE, _COUNTERS, _COUNTERS_DROP, rows).known()
 
 
 def _counter_rows(one: Figures) -> list[tuple[str, ...]]:

@@ -33,7 +33,7 @@ from pytest_fusion.case.plan import Limits, build, make_plan
 from pytest_fusion.checks.context import Context, call, reference_of
 from pytest_fusion.checks.outputs import collect, varies
 from pytest_fusion.oracle.reference import ReferenceFailed
-from pytest_fusion.run.measure.launches.launch_count import Uncounted
+from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
 from pytest_fusion.run.measure.resources.kernel_resources import Report, recompilations_of, resources_of
 from pytest_fusion.run.measure.resources.targets import figures, parse_targets
 from pytest_fusion.run.memory import FILLS
@@ -146,6 +146,13 @@ def rows_of(
 ) -> list[Row]:
     """The rows of each entry, fused and reference; the notes of ``found`` get the unknown facts."""
     rows: list[Row] = []
+
+    def add(role: str, counts: Counts | Uncounted, more: Mapping[str, int], **others: Any) -> None:
+        facts, names, methods = facts_of(counts)
+        facts |= more
+        if facts:
+            rows.append(Row(role=role, facts=facts, names=names, methods=methods, **others, **shared))
+
     for text, one in figured:
         exact = {name: value for report in reports.get(text, ()) for name, value in report.figures.items()}
         of_kernels = exact or figures(one.resources)
@@ -155,20 +162,11 @@ def rows_of(
             ("reference", one.reference_counts, one.reference_side, moved),
         )
         for role, counts, side, more in sides:
-            facts, names, methods = facts_of(counts)
-            facts |= {**more, **side.memory}
-            if facts:
-                latency, samples = (one.latency, one.samples) if role == "fused" else (None, {})
-                rows.append(
-                    Row(case=text, role=role, facts=facts, names=names, methods=methods, latency=latency,
-                        samples=samples, measures=side.measures, timeline=side.timeline, **shared)
-                )  # fmt: skip
+            timed = {"latency": one.latency, "samples": one.samples} if role == "fused" else {}
+            measured = {"measures": side.measures, "timeline": side.timeline, **timed}
+            add(role, counts, {**more, **side.memory}, case=text, **measured)
             if side.backward is not None:
-                facts, names, methods = facts_of(side.backward)
-                facts |= side.backward_memory
-                if facts:
-                    role = f"{role} backward"
-                    rows.append(Row(case=text, role=role, facts=facts, names=names, methods=methods, **shared))
+                add(f"{role} backward", side.backward, side.backward_memory, case=text)
         found.notes += [f"{text}: {note}" for note in (*one.notes, *_unknown(one))]
     return rows
 

@@ -109,12 +109,11 @@ class Shape:
         return None
 
 
-def parse_shape(text: str, *, where: str = "") -> Shape:
+def parse_shape(text: str) -> Shape:
     """Parse a jaxtyping-like shape string; ``""`` is a 0-d tensor. Raises ``SpecError``.
 
     ``_`` is a dim of its own (``_0``, ``_1``, ... until :func:`named_apart`), ``...`` a batch, and ``name=4`` a 4.
     """
-    place = f" of {where}" if where else ""
     terms: list[Term] = []
     for position, token in enumerate(text.split()):
         own = f"_{position}"
@@ -125,22 +124,20 @@ def parse_shape(text: str, *, where: str = "") -> Shape:
         elif token.startswith("*"):
             name = token[1:]
             if not name.isidentifier():
-                raise SpecError(f"cannot read {token!r} in the shape {text!r}{place}: '*' takes a name, as in '*batch'")
-            _forbid_keywords(name, place)
+                raise SpecError(f"cannot read {token!r} in the shape {text!r}: '*' takes a name, as in '*batch'")
+            _forbid_keywords(name, "")
             terms.append(Term(token, (name,), batch=True))
         elif token.startswith("#"):
             raise SpecError(
-                f"broadcastable dims ({token!r} in the shape {text!r}{place}) are not supported: "
+                f"broadcastable dims ({token!r} in the shape {text!r}) are not supported: "
                 "write two specs, one with the dim and one with the integer 1"
             )
         elif "," in token:
-            raise SpecError(
-                f"cannot read {token!r} in the shape {text!r}{place}: blanks alone part dims, as in 'rows n'"
-            )
+            raise SpecError(f"cannot read {token!r} in the shape {text!r}: blanks alone part dims, as in 'rows n'")
         else:
-            terms.append(parse_expression(token.partition("=")[2] or token, where=where))
+            terms.append(parse_expression(token.partition("=")[2] or token))
     if sum(term.batch for term in terms) > 1:
-        raise SpecError(f"the shape {text!r}{place} has more than one '*' term; one is allowed")
+        raise SpecError(f"the shape {text!r} has more than one '*' term; one is allowed")
     return Shape(text, tuple(terms))
 
 

@@ -60,11 +60,9 @@ def _part(value: Any) -> object:
 def bucket_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
     """``"float16[2^10,2^12] float16[2^12]"``: dtypes, and sizes rounded up to a power of two; at most four tensors."""
     parts = []
-    for tensor in tensors_of([args, kwargs]):
+    for tensor in tensors_of([args, kwargs])[:_MOST_TENSORS]:
         sizes = ",".join("0" if size == 0 else f"2^{(size - 1).bit_length()}" for size in tensor.shape)
         parts.append(f"{str(tensor.dtype).removeprefix('torch.')}[{sizes}]")
-        if len(parts) == _MOST_TENSORS:
-            break
     return " ".join(parts) or "no tensor"
 
 

@@ -42,13 +42,11 @@ def profiled(
     with torch.cuda.device(device):
         prepare()
         call()
-        reason = ""
         for _ in range(_SESSIONS):
             found = counts_of(_session(call, device, prepare))
             if isinstance(found, Counts):
-                return found
-            reason = found.reason
-    return Uncounted(reason)
+                break
+    return found
 
 
 def activities(call: Callable[[], Any], device: torch.device) -> list[Activity] | Uncounted:

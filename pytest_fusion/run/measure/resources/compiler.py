@@ -191,10 +191,8 @@ def _owner(source: str, kernel: Any) -> Any:
 
 def _first_line(kernel: Any) -> int:
     """The line of the ``def`` in its file."""
-    for index, line in enumerate(kernel.raw_src):
-        if line.strip().startswith("def "):
-            return int(kernel.starting_line_number) + index
-    return int(kernel.starting_line_number)
+    above = (index for index, line in enumerate(kernel.raw_src) if line.strip().startswith("def "))
+    return int(kernel.starting_line_number) + next(above, 0)
 
 
 def _toolchain_fails(error: BaseException, attempt: Callable[[Live], object]) -> str:

@@ -11,7 +11,7 @@ from pytest_fusion.bench.baseline.bootstrap import FEWEST
 from pytest_fusion.bench.baseline.facts import group
 from pytest_fusion.bench.baseline.row import Key, Latency, Row
 from pytest_fusion.run.measure.timing.roofline import share
-from pytest_fusion.spec.wording import with_number
+from pytest_fusion.spec.wording import grouped, with_number
 
 LimitStatus = Literal["over", "within", "unknown"]
 
@@ -59,10 +59,7 @@ def limited(rows: Sequence[Row], limits: Mapping[str, float], *, noisy: str = ""
 
 def notes(found: Sequence[Limited]) -> list[str]:
     """The limits that could not be judged, each reason once, with the number of cases."""
-    cases: dict[str, list[str]] = {}
-    for one in found:
-        if one.verdict == "unknown":
-            cases.setdefault(one.reason, []).append(one.key.case)
+    cases = grouped((one.reason, one.key.case) for one in found if one.verdict == "unknown")
     return [f"bench_limits not judged in {with_number(same)}: {reason}" for reason, same in cases.items()]
 
 

@@ -9,7 +9,7 @@ from pytest_fusion.report.bench_figures import Figures, figures
 from pytest_fusion.report.case_table import Table
 from pytest_fusion.report.columns import NONE, UNKNOWN, Listing, clipped, lines, quantity, three, time, whole
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.spec.wording import with_number
+from pytest_fusion.spec.wording import grouped, with_number
 
 WIDTH = 80
 _TIMES = (
@@ -49,10 +49,7 @@ def bench_lines(records: Sequence[TestRecord], width: int = WIDTH) -> list[str]:
 def bench_notes(records: Iterable[TestRecord]) -> list[str]:
     """Changes from the baselines, unusual timing, and reasons for missing measurements, each once."""
     records = list(records)
-    unusual: dict[str, list[str]] = {}
-    for one in figures(records):
-        if one.unusual:
-            unusual.setdefault(one.unusual, []).append(f"{one.test} {one.label}")
+    unusual = grouped((one.unusual, f"{one.test} {one.label}") for one in figures(records) if one.unusual)
     lines = [f"latency of {with_number(same)}: {how}" for how, same in unusual.items()]
     tests: dict[str, list[str]] = {}
     for record in records:
@@ -76,9 +73,7 @@ def changed_lines(records: Iterable[TestRecord]) -> list[str]:
 
 
 def _changes(compared: Mapping[str, Any]) -> str:
-    parts: dict[str, list[str]] = {}
-    for change in compared.get("changes", ()):
-        parts.setdefault(change["verdict"], []).append(change["what"])
+    parts = grouped((change["verdict"], change["what"]) for change in compared.get("changes", ()))
     listed = [
         f"{verdict}: {', '.join(parts[verdict][:_MOST_CHANGES])}"
         + (f" and {len(parts[verdict]) - _MOST_CHANGES} more" if len(parts[verdict]) > _MOST_CHANGES else "")
@@ -219,9 +214,7 @@ def counter_listing(found: Sequence[Figures]) -> Listing:
 
 
 def _counter_rows(one: Figures) -> list[tuple[str, ...]]:
-    kernels: dict[str, list[Mapping[str, Any]]] = {}
-    for launch in one.counters.get("launches", ()):
-        kernels.setdefault(launch["kernel"], []).append(launch)
+    kernels = grouped((launch["kernel"], launch) for launch in one.counters.get("launches", ()))
     everything = [launch for launches in kernels.values() for launch in launches]
     # Copy engines move bytes too, so the kernels' bytes are a lower bound.
     least = ">" if one.counters.get("unseen") else ""

@@ -9,7 +9,7 @@ from pytest_fusion.checks.verdict import HAZARDS
 from pytest_fusion.diagnosis.repro.replay_file import names_elsewhere
 from pytest_fusion.report import phrases
 from pytest_fusion.report.record import TestRecord
-from pytest_fusion.spec.wording import plural
+from pytest_fusion.spec.wording import grouped, plural
 
 # Text and the markup of TerminalReporter.write_line(text, **markup).
 Line = tuple[str, dict[str, bool]]
@@ -142,9 +142,7 @@ def _not_judged(records: Iterable[TestRecord]) -> list[Line]:
     """Checks that passing tests could not run, a line for each number of tests; -v has the reasons."""
     judged = [record for record in records if record.verdict == "pass" and not record.message]  # a replay has one
     tests = Counter(name for record in judged for name in phrases.not_judged(record))
-    names: dict[int, list[str]] = {}
-    for name, count in tests.items():
-        names.setdefault(count, []).append(name)
+    names = grouped((count, name) for name, count in tests.items())
     return [
         (f"not judged in {plural(count, 'test')} (reasons at -v): {', '.join(same)}", _YELLOW)
         for count, same in names.items()

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 from pytest_fusion.errors import NotModelledError
 
 _Called = TypeVar("_Called", bound=Callable[..., Any])
+_Key = TypeVar("_Key")
+_Item = TypeVar("_Item")
 
 # The most characters of one line of another package's exception.
 _LONGEST_LINE = 500
@@ -142,6 +144,14 @@ def _wrong_words(function: Callable[..., Any], args: Sequence[Any], keywords: Ma
             return f"takes {' and '.join(first) or 'nothing'} by position; give what follows by name"
         return f"{'is' if str(error).startswith('missing') else 'has'} {error}"
     return None
+
+
+def grouped(pairs: Iterable[tuple[_Key, _Item]]) -> dict[_Key, list[_Item]]:
+    """The second parts of ``pairs`` by their first parts, both in order."""
+    found: dict[_Key, list[_Item]] = {}
+    for key, item in pairs:
+        found.setdefault(key, []).append(item)
+    return found
 
 
 def with_number(names: Sequence[str]) -> str:

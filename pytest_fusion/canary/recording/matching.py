@@ -21,7 +21,7 @@ from pytest_fusion.spec.dims import Size, Term
 from pytest_fusion.spec.fusion_spec import FusionSpec, parameters_of
 from pytest_fusion.spec.inputs import ConstantSpec, DerivedSpec, OptionalSpec, StrategySpec, TensorSpec, unwrap
 from pytest_fusion.spec.values import ValueProfile
-from pytest_fusion.spec.wording import brief
+from pytest_fusion.spec.wording import brief, grouped
 
 # A case has gaps up to a buffer of this many times the tensor's size.
 _GAPS = 16
@@ -258,10 +258,7 @@ class _Matching:
             raise UnmatchedError(f"{held}, where values={profile} is {bounds[0]:g} to {bounds[1]:g}")
 
     def _sharing(self) -> None:
-        places: dict[Any, list[str]] = {}
-        for name in self.shapes:
-            places.setdefault(self.nodes[name].get("storage"), []).append(name)
-        for place, names in places.items():
+        for place, names in grouped((self.nodes[name].get("storage"), name) for name in self.shapes).items():
             if place is not None and len(names) > 1:
                 self.notes.append(f"{' and '.join(names)} shared memory; each has its own in the case")
 

@@ -18,7 +18,7 @@ from pytest_fusion.diagnosis.repro import replay_file as replays
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.run.process.atomic_file import replace_whole
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import did_you_mean
+from pytest_fusion.spec.wording import did_you_mean, grouped
 
 PathLike = str | os.PathLike[str]
 Paths = PathLike | Iterable[PathLike]
@@ -242,11 +242,8 @@ def _at_most(calls: list[Call], most: int | None) -> list[Call]:
     """At most so many calls of each bucket, chosen by seed, that represent all calls of it."""
     if most is None:
         return calls
-    buckets: dict[str, list[Call]] = {}
-    for call in calls:
-        buckets.setdefault(call.bucket, []).append(call)
     chosen: list[Call] = []
-    for all_of in buckets.values():
+    for all_of in grouped((call.bucket, call) for call in calls).values():
         few = sorted(all_of, key=lambda call: (int(call.event.get("seed") or 0), str(call.path)))[: max(most, 1)]
         chosen += _weighted(few, sum(call.weight for call in all_of))
     return chosen

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pytest_fusion.report.bench_figures import Figures
 from pytest_fusion.report.columns import quantity, time, whole
 from pytest_fusion.run.measure.timing.roofline import Activity, busy
-from pytest_fusion.spec.wording import plural
+from pytest_fusion.spec.wording import grouped, plural
 
 # Of a plot, in units of the drawing; text is 12 of them high.
 WIDTH, HEIGHT = 560, 320
@@ -129,9 +129,7 @@ class Drawing(NamedTuple):
 
 def drawings(found: Sequence[Figures]) -> list[Drawing]:
     """Drawings for each test, forward and backward separately; no plot over a single size."""
-    groups: dict[tuple[str, str], list[Figures]] = {}
-    for one in found:
-        groups.setdefault((str(one.row.get("test", one.test)), one.phase), []).append(one)
+    groups = grouped(((str(one.row.get("test", one.test)), one.phase), one) for one in found)
     drawn: list[Drawing] = []
     for (_, phase), group in groups.items():
         plots = tuple(plot for plot in (latency_plot(group), bandwidth_plot(group)) if plot is not None)

@@ -19,7 +19,7 @@ from pytest_fusion.run.measure.resources.specialisation import Specialisation, r
 from pytest_fusion.run.measure.resources.targets import Resources, Status, Target, figures
 from pytest_fusion.run.process.compile_jobs import Answer, Job, compile_all
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import first_line
+from pytest_fusion.spec.wording import first_line, grouped
 
 # Dims by name; optionally the case's dtype, drawn inputs by value, and absent optional inputs as None.
 Sizes = Mapping[str, Any]
@@ -97,9 +97,7 @@ def resources_of_all(
 
 def recompilations_of(reports: Iterable[Report]) -> list[tuple[str, int]]:
     """``(reason, count)`` of a sweep's recompilations for the target with most: a launcher's tiles depend on it."""
-    by_target: dict[str, list[Specialisation]] = {}
-    for report in reports:
-        by_target.setdefault(report.target, []).extend(report.launches)
+    by_target = grouped((report.target, launch) for report in reports for launch in report.launches)
     counts = [recompilations(launches) for launches in by_target.values()]
     return max(counts, key=lambda found: sum(count for _, count in found), default=[])
 

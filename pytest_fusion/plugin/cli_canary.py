@@ -143,9 +143,8 @@ def _message(record: TestRecord) -> str:
     """The finding; its replay file belongs to a spec, and a test of that spec runs it once it is pinned."""
     lines = record.message.split("\n")
     others = [line for line in lines if not line.startswith("  replay: ")]
-    return "\n".join(
-        [*others, f"  replay file: {record.replay} (its spec's test runs it from a folder fusion_replays)"]
-    )
+    replay = f"  replay file: {record.replay} (its spec's test runs it from a folder fusion_replays)"
+    return "\n".join([*others, replay])
 
 
 def _status(given: argparse.Namespace) -> int:

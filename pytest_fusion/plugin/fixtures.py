@@ -28,9 +28,8 @@ def fusion_bench(request: pytest.FixtureRequest) -> FusionBench:
     """Call ``fused`` and, with --fusion-bench, measure it: ``fusion_bench(fused, reference, *args, **kwargs)``."""
     from pytest_fusion.plugin.measuring import FusionBench
 
-    return FusionBench(
-        measured=request.config.stash[keys.options].bench, profiled=file_named_by("PYTEST_FUSION_PROFILED")
-    )
+    measured = request.config.stash[keys.options].bench
+    return FusionBench(measured=measured, profiled=file_named_by("PYTEST_FUSION_PROFILED"))
 
 
 @pytest.fixture(scope="session")

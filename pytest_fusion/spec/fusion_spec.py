@@ -348,11 +348,8 @@ class FusionSpec:
                         f"{did_you_mean(name, parameters)}. Add {name!r} to its parameters"
                         f"{wrapped if role == 'reference' else ' or drop it from inputs='}"
                     )
-            for name, parameter in parameters.items():
-                required = parameter.default is parameter.empty and parameter.kind not in (
-                    parameter.VAR_KEYWORD,
-                    parameter.VAR_POSITIONAL,
-                )
+            for name, p in parameters.items():
+                required = p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
                 is_mask = role == "reference" and self.random is not None and name == self.random.mask
                 if required and name not in known and name not in self.fixtures and not is_mask:
                     raise SpecError(

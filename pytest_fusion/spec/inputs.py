@@ -123,9 +123,8 @@ def derived(function: Callable[..., Any]) -> DerivedSpec:
             f"derived({function!r}): a builtin does not name its parameters; wrap it: derived(lambda x: ...(x))"
         ) from None
     named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    return DerivedSpec(
-        function, tuple(p.name for p in named), tuple(p.name for p in named if p.default is inspect.Parameter.empty)
-    )
+    required = tuple(p.name for p in named if p.default is p.empty)
+    return DerivedSpec(function, tuple(p.name for p in named), required)
 
 
 @dataclass(frozen=True, slots=True)

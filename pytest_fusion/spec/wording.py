@@ -138,9 +138,7 @@ def _wrong_words(function: Callable[..., Any], args: Sequence[Any], keywords: Ma
         if unknown and not any(one.kind is one.VAR_KEYWORD for one in known.values()):
             return f"has no keyword {unknown[0]!r}{did_you_mean(unknown[0], known)}"
         if str(error).startswith("too many"):
-            first = [
-                name for name, one in known.items() if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
-            ]
+            first = [name for name, p in known.items() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
             return f"takes {' and '.join(first) or 'nothing'} by position; give what follows by name"
         return f"{'is' if str(error).startswith('missing') else 'has'} {error}"
     return None

@@ -62,9 +62,8 @@ def compare(
             return Comparison(row.key, "missing", f"{where}, and this run is in CI; {make}, and commit the file")
         return Comparison(row.key, "new", f"{where}; {make}")
     context = renewed(before.environment, row.environment)
-    facts = compare_facts(
-        before.facts, row.facts, judged=row.judged, methods=(before.methods, row.methods), context=context
-    )
+    methods = before.methods, row.methods
+    facts = compare_facts(before.facts, row.facts, judged=row.judged, methods=methods, context=context)
     counted = row.names or any(group(fact) == "launches" for fact in row.facts)
     names = compare_names(before.names, row.names) if counted else ""
     # An older baseline has no reasons.

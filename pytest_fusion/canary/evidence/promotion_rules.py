@@ -118,7 +118,5 @@ def without(rules: Rules, names: Sequence[str]) -> Rules:
             raise CanaryError(f"{name!r} is no metric of the judge{did_you_mean(name, known)}")
     if set(names) >= set(known):
         raise CanaryError("without any metric there is nothing to judge by")
-    return replace(
-        rules,
-        metrics=tuple(replace(metric, role="muted") if metric.name in names else metric for metric in rules.metrics),
-    )
+    metrics = tuple(replace(one, role="muted") if one.name in names else one for one in rules.metrics)
+    return replace(rules, metrics=metrics)

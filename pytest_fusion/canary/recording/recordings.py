@@ -167,10 +167,8 @@ def pin(recorded: Cases, spec: FusionSpec, folder: PathLike, *, most: int = 16) 
     if target.name != "fusion_replays":
         raise CanaryError(f"pin to a folder named fusion_replays, where pytest looks for pinned replays, not {target}")
     target.mkdir(parents=True, exist_ok=True)
-    return [
-        write_replay(one.case, spec, target, check=replays.RECORDED)
-        for one in sorted(recorded.found, key=lambda one: -one.weight)[:most]
-    ]
+    heaviest = sorted(recorded.found, key=lambda one: -one.weight)[:most]
+    return [write_replay(one.case, spec, target, check=replays.RECORDED) for one in heaviest]
 
 
 def write_replay(

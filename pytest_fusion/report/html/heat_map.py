@@ -71,8 +71,5 @@ def _opacity(step: int) -> float:
 
 
 def _caption(found: Mapping[str, Any]) -> str:
-    parts = [
-        found.get("caption"),
-        f"{found['count']:,} of {found['total']:,} elements wrong" if "count" in found else "",
-    ]
-    return ": ".join(str(part) for part in (*parts, found.get("where")) if part)
+    wrong = f"{found['count']:,} of {found['total']:,} elements wrong" if "count" in found else ""
+    return ": ".join(str(part) for part in (found.get("caption"), wrong, found.get("where")) if part)

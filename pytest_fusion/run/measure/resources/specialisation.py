@@ -103,21 +103,16 @@ def _difference(launch: Specialisation, earlier: list[Specialisation]) -> str:
 
 def _changes(before: Specialisation, after: Specialisation) -> list[str]:
     old, new = before.parts(), after.parts()
-    names = dict.fromkeys([*old, *new])
-    return [
-        _change(name, old.get(name, _NOTHING), new.get(name, _NOTHING))
-        for name in names
-        if old.get(name, _NOTHING) != new.get(name, _NOTHING)
-    ]
+    both = ((name, old.get(name, _NOTHING), new.get(name, _NOTHING)) for name in dict.fromkeys([*old, *new]))
+    return [_change(name, was, now) for name, was, now in both if was != now]
 
 
 def _change(name: str, old: tuple[str, Json, Json, Json], new: tuple[str, Json, Json, Json]) -> str:
     kind, old_type, old_hint, old_value = old
     _, new_type, new_hint, new_value = new
     if "option" in (kind, new[0]):
-        return (
-            f"{name} {shown(old_value)} or {shown(new_value)}" if _NOTHING not in (old, new) else f"{name} given or not"
-        )
+        given = _NOTHING not in (old, new)
+        return f"{name} {shown(old_value)} or {shown(new_value)}" if given else f"{name} given or not"
     if old_type == new_type == "constexpr":
         return f"constexpr {name} {_ordered(old_value, new_value)}"
     if "constexpr" in (old_type, new_type):

@@ -108,9 +108,8 @@ def _report(tool: str, head: str, below: Iterable[str]) -> Report | None:
     """A report, or ``None`` for banners, summaries, errors of API calls and notes of the tool."""
     race = _RACE.match(head)
     if race is not None:
-        report = _located(
-            Report(tool, race["what"], mild=(race["level"] or "").lower() in ("warning", "info")), race["at"]
-        )
+        mild = (race["level"] or "").lower() in ("warning", "info")
+        report = _located(Report(tool, race["what"], mild=mild), race["at"])
         return replace(report, details=tuple(line for line in below if line.startswith("and "))) if report else None
     report, details = None, []
     for line in below:

@@ -77,13 +77,9 @@ def measure(pair: Pair, request: BenchRequest, *, nodeid: str, case: str, enviro
         return found
     notes = [f"launches of the kernel: {doubt}" for doubt in getattr(ours.counts, "doubts", ())]
     notes += [f"bytes of the reference not known: {work}"] if isinstance(work, str) else []
-    figures = Figures(
-        ours.counts,
-        algorithmic_bytes(pair.inputs.values(), ours.result),
-        theirs.counts,
-        work if isinstance(work, Traffic) else None,
-        notes=tuple(notes),
-    )
+    moved = algorithmic_bytes(pair.inputs.values(), ours.result)
+    traffic = None if isinstance(work, str) else work
+    figures = Figures(ours.counts, moved, theirs.counts, traffic, notes=tuple(notes))
     machine: Noise | None = None
     try:
         timing, raw, machine = _timed(pair, ours, theirs, environment)

@@ -19,13 +19,8 @@ _WHOLE = tuple(f"{name}=" for name in _PASSED_ON if name.startswith("--"))
 def rival(config: pytest.Config, options: Options, device: str) -> Incumbent:
     """The incumbent, not yet started. Raises ``CanaryError`` for a name of nothing."""
     start = config.invocation_params.dir
-    setting = Setting(
-        config.rootpath,
-        start,
-        device,
-        arguments=tuple(_passed_on(config.invocation_params.args)),
-        inifile=config.inipath,
-    )
+    arguments = tuple(_passed_on(config.invocation_params.args))
+    setting = Setting(config.rootpath, start, device, arguments=arguments, inifile=config.inipath)
     return Incumbent(parse(options.canary, start), setting, without=options.canary_without)
 
 

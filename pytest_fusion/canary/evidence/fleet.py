@@ -204,9 +204,8 @@ def select(rollouts: list[Rollout], name: str | None, rollout: str | None) -> li
     named = [one for one in rollouts if name in (None, one.name)]
     found = [one for one in named if (one.current if rollout is None else one.rollout == rollout)]
     if named and not found:
-        raise CanaryError(
-            f"no rollout {rollout!r} has a log here{did_you_mean(str(rollout), {o.rollout for o in named})}"
-        )
+        near = did_you_mean(str(rollout), {one.rollout for one in named})
+        raise CanaryError(f"no rollout {rollout!r} has a log here{near}")
     return found
 
 

@@ -158,9 +158,6 @@ class Generators:
             random.setstate(self._random)
         numpy = sys.modules.get("numpy")
         if numpy is not None and self._numpy is not None:
-            now = numpy.random.get_state(legacy=False)
-            if (
-                now["state"]["pos"] != self._numpy["state"]["pos"]
-                or (now["state"]["key"] != self._numpy["state"]["key"]).any()
-            ):
+            was, now = self._numpy["state"], numpy.random.get_state(legacy=False)["state"]
+            if now["pos"] != was["pos"] or (now["key"] != was["key"]).any():
                 numpy.random.set_state(self._numpy)

@@ -158,7 +158,7 @@ class Cases:
             yield {"values": kinds[(kinds.index(choice["values"]) + 1) % len(kinds)]}
 
     def _affordable(self, choice: Mapping[str, Any], position: int) -> Chosen:
-        """The case of a choice, unless such cases took too long."""
+        """The case of a choice; where cases like it took too long, the refusal."""
         forbidden = self._pace.forbids(choice)
         if forbidden:
             return Chosen(None, choice, (TOO_EXPENSIVE, forbidden))

@@ -23,6 +23,10 @@ UPSTREAM = dict.fromkeys(
 CANCELS = "Liger-Kernel 0.8.5: group norm cancels, and overflows in float16"
 NORMS = dict.fromkeys(("low-precision-accumulation", "overflow"), CANCELS)
 NARROW_HEADS = {"does-not-compile": "Liger-Kernel 0.8.5: neighborhood attention does not compile for narrow heads"}
+ONE_TOKEN = dict.fromkeys(
+    ("racing-load", "racing-stores", "ignores-strides"),
+    "Liger-Kernel 0.8.5: RoPE of several sequences of one token is wrong",
+)
 MASKED = dict.fromkeys(
     ("unexplained", "nan-mishandled"),
     "Liger-Kernel 0.8.5: cross entropy is NaN where the first 32768 logits are masked",
@@ -337,7 +341,7 @@ def kernels() -> list[Kernel]:
                 "advantages": tensor("batch", dtype=torch.float32)},
                wide=(0,), dims={"batch": dim(1), "seq": dim(1), "vocab": dim(1)}, grad="logits", proved=GRID),
         kernel("rope", lambda q, k, cos, sin: copied(ops.LigerRopeFunction.apply(q, k, cos, sin)), rope, turned,
-               dims=heads, grad=("q", "k"), clobbers=("q", "k"), proved=UPSTREAM),
+               dims=heads, grad=("q", "k"), clobbers=("q", "k"), proved={**UPSTREAM, **ONE_TOKEN}),
         kernel("qwen2vl_mrope", lambda q, k, cos, sin:
                copied(ops.LigerQwen2VLMRopeFunction.apply(q, k, cos, sin, [2, 3, 3])), mrope,
                {"q": tensor("batch heads seq 16"), "k": tensor("batch kv_heads seq 16"),

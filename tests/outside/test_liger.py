@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import example
 from hypothesis import strategies as st
 
 from pytest_fusion import FusionSpec, derived, dim, fused_equivalent, tensor, values
@@ -262,7 +263,14 @@ test_cross_entropy_of_several_blocks = pytest.mark.xfail(
     reason="A real bug of Liger 0.8.5, there since 0.1.0: the running sum of exponentials is scaled by exp(m - m_new), "
     "and both are -inf as long as nothing finite was seen. Of logits whose first 32768 columns, a whole block, are "
     "-inf (masked classes) the loss is NaN: [-inf] * 32768 + 7232 normal numbers, target 39999: torch 8.85, Liger NaN.",
-)(pytest.mark.slow(cross_entropy_spec("liger_cross_entropy_of_several_blocks", dim(1)).test()))
+)(
+    pytest.mark.slow(
+        # A budget of seconds may end before the last cases, whose rows are the longest.
+        example(rows=2, vocab=65536, dtype=torch.float16, values="masked")(
+            cross_entropy_spec("liger_cross_entropy_of_several_blocks", dim(1)).test()
+        )
+    )
+)
 
 
 def linear_cross_entropy(x: torch.Tensor, weight: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

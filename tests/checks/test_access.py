@@ -7,17 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion import interpreter
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.spec.inputs import tensor
+from tests.interpreted import triton_interpreted
 
-if torch.cuda.device_count() > 0:
-    pytest.skip("where Triton compiles, nobody sees the accesses", allow_module_level=True)
-interpreter.enable()
-triton = pytest.importorskip("triton")
-if not interpreter.installed():
-    pytest.skip(str(interpreter.problem()), allow_module_level=True)
+triton = triton_interpreted("where Triton compiles, nobody sees the accesses")
 
 tl = triton.language
 T = torch.Tensor

@@ -7,17 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion import interpreter
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.spec import values
 from pytest_fusion.spec.inputs import tensor
+from tests.interpreted import triton_interpreted
 
-if torch.cuda.device_count() > 0:
-    pytest.skip("the plants are judged by what an interpreted access shows", allow_module_level=True)
-interpreter.enable()
-triton = pytest.importorskip("triton")
-if not interpreter.installed():
-    pytest.skip(str(interpreter.problem()), allow_module_level=True)
+triton = triton_interpreted("the plants are judged by what an interpreted access shows")
 
 tl = triton.language
 T = torch.Tensor

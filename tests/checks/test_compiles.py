@@ -10,17 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion import interpreter
 from pytest_fusion.run.measure.resources import front_end
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.inputs import tensor
+from tests.interpreted import triton_interpreted
 
-if torch.cuda.device_count() > 0:
-    pytest.skip("kernels on tensors of the CPU", allow_module_level=True)
-interpreter.enable()
-triton = pytest.importorskip("triton")
-if not interpreter.installed():
-    pytest.skip(str(interpreter.problem()), allow_module_level=True)
+triton = triton_interpreted("kernels on tensors of the CPU")
 
 tl = triton.language
 from triton.language import reduce as tree  # noqa: E402 - the lane replaces it

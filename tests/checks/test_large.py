@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion import interpreter
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.case.choosing import large_offsets, search
 from pytest_fusion.case.layouts import FAR, far_axis, geometry, goes_far
@@ -27,13 +26,9 @@ from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import place
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
+from tests.interpreted import triton_interpreted
 
-if torch.cuda.device_count() > 0:
-    pytest.skip("the plants are judged by what an interpreted access shows", allow_module_level=True)
-interpreter.enable()
-triton = pytest.importorskip("triton")
-if not interpreter.installed():
-    pytest.skip(str(interpreter.problem()), allow_module_level=True)
+triton = triton_interpreted("the plants are judged by what an interpreted access shows")
 
 tl = triton.language
 T = torch.Tensor

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion import interpreter, values
+from pytest_fusion import values
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.case.choosing import search
 from pytest_fusion.case.make import make_inputs
@@ -26,13 +26,9 @@ from pytest_fusion.run.fused import Outcome
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import optional, tensor
+from tests.interpreted import triton_interpreted
 
-if torch.cuda.device_count() > 0:
-    pytest.skip("kernels on tensors of the CPU", allow_module_level=True)
-interpreter.enable()
-triton = pytest.importorskip("triton")
-if not interpreter.installed():
-    pytest.skip(str(interpreter.problem()), allow_module_level=True)
+triton = triton_interpreted("kernels on tensors of the CPU")
 
 tl = triton.language
 TABLE = {"table": tensor("rows n"), "ids": tensor("count", dtype=torch.int64, values=values.indices("rows"))}

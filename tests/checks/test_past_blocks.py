@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion import interpreter
 from pytest_fusion.case.plan import Plan, make_plan
 from pytest_fusion.checks.configs.past_blocks import Reach
 from pytest_fusion.engine.cases import limits_of
@@ -17,14 +16,10 @@ from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
 from tests.checks.row_sums import by_rows, summed
+from tests.interpreted import triton_interpreted
 from tests.sweeps import sweep
 
-if torch.cuda.device_count() > 0:
-    pytest.skip("kernels on tensors of the CPU", allow_module_level=True)
-interpreter.enable()
-triton = pytest.importorskip("triton")
-if not interpreter.installed():
-    pytest.skip(str(interpreter.problem()), allow_module_level=True)
+triton = triton_interpreted("kernels on tensors of the CPU")
 
 tl = triton.language
 T = torch.Tensor

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from pytest_fusion import interpreter
 from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.checks.context import CaseResult
 from pytest_fusion.checks.kernels import tf32
@@ -17,13 +16,9 @@ from pytest_fusion.interpreter.memory.memory_findings import Site
 from pytest_fusion.run import pristine
 from pytest_fusion.run.compiled import products_in
 from pytest_fusion.spec.inputs import tensor
+from tests.interpreted import triton_interpreted
 
-if torch.cuda.device_count() > 0:
-    pytest.skip("kernels on tensors of the CPU", allow_module_level=True)
-interpreter.enable()
-triton = pytest.importorskip("triton")
-if not interpreter.installed():
-    pytest.skip(str(interpreter.problem()), allow_module_level=True)
+triton = triton_interpreted("kernels on tensors of the CPU")
 
 tl = triton.language
 T = torch.Tensor

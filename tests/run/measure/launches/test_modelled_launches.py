@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from pytest_fusion import interpreter
 from pytest_fusion.run.measure.launches import Modelled, count, modelled
 from pytest_fusion.run.unguarded import bare
+from tests.interpreted import triton_interpreted
 
-if torch.cuda.device_count() > 0:
-    pytest.skip("the interpreter would stay on for tests of a GPU", allow_module_level=True)
-interpreter.enable()
-triton = pytest.importorskip("triton")
-if not interpreter.installed():
-    pytest.skip(str(interpreter.problem()), allow_module_level=True)
+triton = triton_interpreted("the interpreter would stay on for tests of a GPU")
 
 tl = triton.language
 T = torch.Tensor

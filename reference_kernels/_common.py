@@ -256,8 +256,8 @@ def broadcast(tensor: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
     Torch gives one of size 1 the stride of contiguous memory instead: a mask of one row was read in other vectors than
     that of two, and a row was summed in another order (batch invariance, seen on an H200).
     """
-    strides = [0] * (len(shape) - tensor.ndim) + list(tensor.broadcast_to(shape).stride()[len(shape) - tensor.ndim :])
-    return tensor.as_strided(tuple(shape), strides)
+    lacking = len(shape) - tensor.ndim
+    return tensor.as_strided(tuple(shape), (*[0] * lacking, *tensor.broadcast_to(shape).stride()[lacking:]))
 
 
 def broadcasts(shape: Sequence[int], target: Sequence[int]) -> bool:

@@ -45,8 +45,8 @@ def judge_one(
     verdict = judged(candidate)
     if verdict.ok or verdict.statistic == "shape":
         return verdict
-    lost = _lost(candidate, native)
-    if bool((exchanged := _exchanged(candidate, native)).any()):
+    lost, exchanged = _lost(candidate, native)
+    if bool(exchanged.any()):
         overflows = few.oracle.isfinite() if few is not None else torch.zeros_like(exchanged)
         lost |= exchanged if infinite() else exchanged & overflows
     if not bool(lost.any()):
@@ -55,7 +55,7 @@ def judge_one(
     if not bool(lost.any()):
         return verdict
     first = tuple(lost.nonzero()[0].tolist())
-    made = bool(_exchanged(candidate, native)[lost].all())
+    made = bool(exchanged[lost].all())
     what = "made NaN of the infinity" if made else "lost the NaN or infinity"
     swallowed = (
         f"{int(lost.sum())} of {lost.numel()} element(s) {what} that the reference has, the first "
@@ -73,16 +73,12 @@ def judge_one(
     return replace(judged(torch.where(lost, native, candidate)), swallowed=swallowed)
 
 
-def _lost(got: torch.Tensor, native: torch.Tensor) -> torch.Tensor:
-    """Elements that are finite where the reference is NaN or infinite, or infinite where it is NaN."""
+def _lost(got: torch.Tensor, native: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Elements that are finite where the reference is NaN or infinite, or infinite where it is NaN; and those that are
+    NaN where it is infinite."""
     got, native = (t.float() if t.element_size() == 1 else t for t in (got.detach(), native))
-    return (got.isfinite() & ~native.isfinite()) | (~got.isnan() & native.isnan())
-
-
-def _exchanged(got: torch.Tensor, native: torch.Tensor) -> torch.Tensor:
-    """Elements that are NaN where the reference is infinite."""
-    got, native = (t.float() if t.element_size() == 1 else t for t in (got.detach(), native))
-    return got.isnan() & native.isinf()
+    lost = (got.isfinite() & ~native.isfinite()) | (~got.isnan() & native.isnan())
+    return lost, got.isnan() & native.isinf()
 
 
 def swallowed(check: str, verdicts: Mapping[str, ValuesVerdict]) -> list[Verdict]:

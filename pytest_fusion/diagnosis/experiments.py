@@ -23,7 +23,7 @@ from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.tolerance import excess_by
-from pytest_fusion.run.compiled import around_compilations
+from pytest_fusion.run.compiled import timed_compilations
 from pytest_fusion.spec.dims import Size
 
 # At 5 to 30 ms a run a diagnosis takes one to three seconds; the second limit is for slow kernels. It counts seconds of
@@ -100,7 +100,7 @@ class Lab:
         self.runs = 0
         self._note, self._max_runs, self._clock = note, max_runs, clock
         self._until = clock() + max_seconds
-        self._compiling, self._compiled = 0.0, 0.0
+        self._compiled = 0.0
         self._most_now = max_runs
         self._known: dict[tuple[str, str, str], Answer] = {}
         self.check = _check_of(verdict)
@@ -138,15 +138,12 @@ class Lab:
         """Start one rule's share of the runs."""
         self._most_now = min(self._max_runs, self.runs + _MOST_RUNS_OF_RULE)
 
-    def _begins(self, kernel: str) -> None:  # noqa: ARG002 -- whichever it is
-        self._compiling = self._clock()
-
-    def _ends(self) -> None:
-        self._compiled += self._clock() - self._compiling
+    def _add_compiling(self, seconds: float) -> None:
+        self._compiled += seconds
 
     def _run(self, case: Case, laid: Case | None, edit: Edit | None) -> Answer:
         try:
-            with self.context.clock.phase("diagnosis"), around_compilations(self._begins, self._ends):
+            with self.context.clock.phase("diagnosis"), timed_compilations(self._clock, self._add_compiling):
                 found = probe(
                     self.context,
                     case,

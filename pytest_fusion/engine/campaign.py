@@ -22,7 +22,7 @@ from pytest_fusion.engine.request import Request
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.clock import processor_s
-from pytest_fusion.run.compiled import around_compilations
+from pytest_fusion.run.compiled import timed_compilations
 from pytest_fusion.run.process.compile_ahead import Shared
 from pytest_fusion.spec.dtypes import NARROW
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -72,18 +72,15 @@ class Campaign:
     def run(self) -> Tally:
         """The tally of all phases. Raises ``SpecError`` where the spec does not hold, unless a failure came first."""
         try:
-            with around_compilations(self._compiling, self._compiled):
+            with timed_compilations(processor_s, self._add_compiling):
                 self._phases()
         except SpecError:
             if not self.judging.failing:
                 raise
         return self._conclude()
 
-    def _compiling(self, _kernel: str) -> None:
-        self.budget.compiling -= processor_s()
-
-    def _compiled(self) -> None:
-        self.budget.compiling += processor_s()
+    def _add_compiling(self, seconds: float) -> None:
+        self.budget.compiling += seconds
 
     def _phases(self) -> None:
         for case in self.known:

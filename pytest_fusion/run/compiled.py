@@ -105,3 +105,14 @@ def around_compilations(begins: Callable[[str], None], ends: Callable[[], None])
             ends()
 
     return replaced(*_KERNEL, "_do_compile", compiling)
+
+
+def timed_compilations(clock: Callable[[], float], took: Callable[[float], None]) -> AbstractContextManager[None]:
+    """Call ``took`` after each compilation, or fetch from the cache, with the seconds that ``clock`` counted."""
+    began = 0.0
+
+    def begins(_kernel: str) -> None:
+        nonlocal began
+        began = clock()
+
+    return around_compilations(begins, lambda: took(clock() - began))

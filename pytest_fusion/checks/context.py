@@ -46,6 +46,8 @@ class Progress:
     fallbacks: set[str] = field(default_factory=set)
     # Statistical findings that fresh values did not repeat.
     unrepeated: int = 0
+    # The case looks for block sizes, on a GPU.
+    probing: bool = False
     # The first reason for each kind of rejection.
     refusals: dict[str, str] = field(default_factory=dict)
     # The state of each check, one object of each class.

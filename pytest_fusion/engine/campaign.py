@@ -15,6 +15,7 @@ from pytest_fusion.checks import registry
 from pytest_fusion.checks.case_judge import judge_case
 from pytest_fusion.checks.configs import configs
 from pytest_fusion.checks.context import CaseResult
+from pytest_fusion.checks.verdict import TOO_EXPENSIVE
 from pytest_fusion.engine.cases import Chosen
 from pytest_fusion.engine.judging import Judging, Note
 from pytest_fusion.engine.pace import longest
@@ -23,7 +24,7 @@ from pytest_fusion.engine.tally import Tally
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.clock import processor_s
 from pytest_fusion.run.compiled import timed_compilations
-from pytest_fusion.run.process.compile_ahead import Shared
+from pytest_fusion.run.process.shared_cases import PATIENCE_S, Shared, Uncompiled
 from pytest_fusion.spec.dtypes import NARROW
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
@@ -143,13 +144,14 @@ class Campaign:
         ordered = list(enumerate(self.cases.covering()))
         if self.budget.seconds == math.inf:
             ordered.sort(key=lambda one: -longest(one[1][1])[1])
-        while turn < len(ordered):
-            number, (position, choice) = ordered[turn]
+        # A second time for those that the test had begun when their turn was, and put off.
+        while turn < 2 * len(ordered):
+            number, (position, choice) = ordered[turn % len(ordered)]
             if self.ahead.take(number):
                 self._run(self.cases.build(choice, position))
                 self.ahead.finish(number)
             turn = next(turns)
-        drawn = itertools.count(len(ordered))
+        drawn = itertools.count(2 * len(ordered))
 
         def wanted() -> bool:
             nonlocal turn
@@ -173,7 +175,13 @@ class Campaign:
             self._run(one)
 
     def _run(self, chosen: Chosen, *, again: bool | None = None) -> CaseResult | None:
-        result = self.judging.run(chosen, again=again)
+        try:
+            with self.ahead.leaving():
+                result = self.judging.run(chosen, again=again)
+        except Uncompiled:
+            if not self.ahead.put_off:
+                self.judging.reject(TOO_EXPENSIVE, f"a kernel takes more than {PATIENCE_S:g} s to compile")
+            return None
         if result is None or result.rejected is not None:
             return result
         if result.findings:
@@ -218,10 +226,9 @@ class Campaign:
             if not wanted():
                 return None
             result = self._run(Chosen(case, choice))
-            assert result is not None
             if self.ended or self.budget.late:
                 raise searching.SearchFailed
-            ratio = result.ratio
+            ratio = None if result is None else result.ratio
             return math.log2(ratio) if ratio is not None and 0 < ratio < math.inf else None
 
         # Random sizes occur in all dims at once; an eighth of the covering phase's limits keeps the cases as cheap.

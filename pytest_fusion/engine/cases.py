@@ -19,7 +19,7 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import covering, large_offsets
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.make import ImpossibleCase
-from pytest_fusion.case.plan import Limits, Plan, build, make_plan
+from pytest_fusion.case.plan import CONFIG, Limits, Plan, build, make_plan
 from pytest_fusion.case.sizes import LONG
 from pytest_fusion.case.stated import stated_case
 from pytest_fusion.checks.configs import configs
@@ -30,13 +30,15 @@ from pytest_fusion.engine.profiles import Profile
 from pytest_fusion.engine.request import Request
 from pytest_fusion.interpreter.launch import Launch, likely_blocks
 from pytest_fusion.run.clock import Clock, processor_s
-from pytest_fusion.run.process.compile_ahead import Shared
+from pytest_fusion.run.pristine import perf_counter
+from pytest_fusion.run.process.shared_cases import Shared
 from pytest_fusion.spec.fusion_spec import FusionSpec
 
 _PROBE_SIZES = (5, 40)
-# Where cases of one long dim, and of two, begin: positions of usual sizes come before.
-_LONG_AT, _BROAD_AT = 100_000, 200_000
-
+# Where each kind of case begins: every config, pairs, one long dim, two.
+_CONFIGS_AT, _PAIRS_AT, _LONG_AT, _BROAD_AT = 500, 1000, 100_000, 200_000
+# The sizes of a case for each config, the most configs that have one, and the seconds to wait for their compilation.
+_POWER, _MOST_CONFIGS, _CONFIGS_S = 64, 64, 40.0
 
 # A budget of seconds ends no test before so many cases had something to compare: fewer make a pass a thin one, and no
 # comparison of two kernels. On a GPU every second one compiles nothing: 30 of these find what 20 others find (282 of
@@ -76,6 +78,12 @@ class Budget:
         spent = processor_s() - self.begun
         late = spent >= share * self.seconds or spent - self.compiling >= share * self.compiled
         return (late and self.compared >= self.least) or self.left <= 0
+
+    def waited(self, seconds: float, share: float = 1.0) -> bool:
+        """Count seconds in which other processes compiled; whether this share of the budget is left."""
+        self.begun -= seconds
+        self.compiling += seconds
+        return not self.used(share)
 
     @property
     def allowed(self) -> float:
@@ -140,13 +148,43 @@ class Cases:
             yield Chosen(stated_case(self.plan, example, seed, where="@example"))
 
     def boundary(self, ahead: Shared | None = None) -> Iterator[Chosen]:
-        """Every pair of levels, long rows among them; the probes come before. Those that ``ahead`` has, once ready."""
+        """Each config, every pair of levels, long rows among them; the probes come before. Those that ``ahead`` has,
+        once ready: configs are waited for where the seconds for pairs are up."""
+        share = _PAIRS_OF_TUNED if self._configs else 1.0
+        unmet, until = len(self._each_config()), perf_counter() + _CONFIGS_S
+
+        def waits() -> bool:
+            return ahead is not None and unmet > 0 and perf_counter() < until
+
+        def waited(seconds: float) -> bool:
+            return self.budget.waited(seconds, share) or waits()
+
         choices = self.covering()
-        for position, choice in choices if ahead is None else ahead.finished_first(choices, self.budget.seconds):
+        limited = waited if self.budget.seconds < math.inf else None
+        for position, choice in choices if ahead is None else ahead.finished_first(choices, limited):
             for values in self._kinds(choice):
-                if self.budget.used(_PAIRS_OF_TUNED if self._configs else 1.0):
+                if self.budget.left <= 0 or (position >= _PAIRS_AT and self.budget.used(share) and not waits()):
                     return
+                if position >= _PAIRS_AT and self.budget.used(share):
+                    break
                 yield self._affordable({**choice, **values}, position)
+                if ahead is not None and ahead.put_off:
+                    break
+                unmet -= position < _PAIRS_AT
+
+    def _each_config(self) -> list[tuple[int, dict[str, Any]]]:
+        """On a GPU under a budget: every config of the kernels on a plain case, whose sizes are powers of two.
+
+        Config 24 of swiglu of fla-core takes 50 s to compile for 1000 columns, 13 s for 1024: it divides by them.
+        """
+        most = max(self._configs.values(), default=0)
+        if not self._on_gpu or self.budget.seconds == math.inf or most > _MOST_CONFIGS:
+            return []
+        plain = {f"dim {name}": _POWER for name in self.spec.sized}
+        return [
+            (_CONFIGS_AT + turn, plain | {f"{CONFIG}{name}": turn % total for name, total in self._configs.items()})
+            for turn in range(most)
+        ]
 
     def _kinds(self, choice: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         """The choice's own kind of values and, where compiling takes the time of the test, the next kind too: kernels
@@ -167,6 +205,11 @@ class Cases:
             self._pace.note(choice, 0.0, REFERENCE)
         return chosen
 
+    @property
+    def probing(self) -> bool:
+        """Whether a probe runs on a GPU, in which nothing is compiled that later cases do not share."""
+        return self._on_gpu and self._probed is not None
+
     def probes(self) -> Iterator[Chosen]:
         """Two plain cases of different size; launch constants equal in both are block sizes worth testing around."""
         self._probed = []
@@ -181,7 +224,8 @@ class Cases:
 
     def covering(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """The choices of the covering phase with their positions, from which their seeds follow."""
-        pairs = enumerate(itertools.islice(covering.mixed_rows(self.plan), self.profile.covering), 1000)
+        yield from self._each_config()
+        pairs = enumerate(itertools.islice(covering.mixed_rows(self.plan), self.profile.covering), _PAIRS_AT)
         if not self.profile.long:
             yield from pairs
             return
@@ -231,6 +275,7 @@ class Cases:
                 if self._configs:
                     # Each config is to be met, and fetching some fifty kernels from Triton's cache takes seconds too.
                     self.budget.compiled = self.budget.seconds
+                    self.budget.least += len(self._each_config())
                 if self.blocks or self._configs:
                     blocks = tuple(self.blocks)
                     self.plan = make_plan(

@@ -21,9 +21,10 @@ from pytest_fusion.oracle.reference import ReferenceCrashed
 from pytest_fusion.run import compilers
 from pytest_fusion.run.compiled import around_compilations, on_first_compilation
 from pytest_fusion.run.fused import ContextLost
-from pytest_fusion.run.process.compile_ahead import Shared, cache_is_empty, compiled_once, compiling_ahead
+from pytest_fusion.run.process.compile_ahead import cache_is_empty, compiled_once, compiling_ahead
 from pytest_fusion.run.process.fork import COMPILING, Channel, Crash, cuda_is_poisoned, run_isolated, unwrap
 from pytest_fusion.run.process.large_frame import call_in_large_frame
+from pytest_fusion.run.process.shared_cases import Shared
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import first_line
 
@@ -135,7 +136,7 @@ class Job:
             listening = on_first_compilation(on_compilation) if on_compilation else contextlib.nullcontext()
             try:
                 with listening:
-                    return with_notes(channel, last, self.here)
+                    return with_notes(channel, last, self.here, self.ahead)
             except ReferenceCrashed as error:
                 case = f"; the case was {one_line(last['case'])}" if "case" in last else ""
                 raise ReferenceCrashed(f"{error}{case}") from error
@@ -149,7 +150,7 @@ class Job:
 
     @contextlib.contextmanager
     def compiling_ahead(self) -> Iterator[Callable[[], None] | None]:
-        """On a GPU, fill Triton's compile cache beside the test."""
+        """On a GPU, fill Triton's compile cache beside the test, from the call of what this yields."""
         if self.request.device == "cpu" or self.only is not None or "triton" not in sys.modules:
             yield None
             return
@@ -158,14 +159,15 @@ class Job:
             with compiled_once():
                 self.campaign(lambda _: None, dry=True).compile_share(turns)
 
-        with compiling_ahead(work) as start:
-            empty = cache_is_empty()
-            if empty:
-                start()
-            yield None if empty else start
+        with compiling_ahead(work, self.ahead):
+            if cache_is_empty():
+                self.ahead.begin()
+            yield self.ahead.begin
 
 
-def with_notes(channel: Channel, last: dict[str, Any], work: Callable[[Note], T]) -> T | Crash:
+def with_notes(
+    channel: Channel, last: dict[str, Any], work: Callable[[Note], T], ahead: Shared | None = None
+) -> T | Crash:
     """Call ``work`` with a function that sends notes, the last also in ``last``; a lost CUDA context is a `Crash`."""
 
     def note(data: dict[str, Any]) -> None:
@@ -180,7 +182,7 @@ def with_notes(channel: Channel, last: dict[str, Any], work: Callable[[Note], T]
         channel.note(dict(last))
 
     try:
-        with compiled_once(), around_compilations(compiling, compiled), compilers.announced(compiling, compiled):
+        with compiled_once(ahead), around_compilations(compiling, compiled), compilers.announced(compiling, compiled):
             return work(note)
     except ContextLost as lost:
         return Crash("exit", str(lost), dict(last), "")

@@ -30,6 +30,7 @@ from pytest_fusion.interpreter.control import executor
 from pytest_fusion.run import compilers, pristine
 from pytest_fusion.run.clock import Clock, processor_s
 from pytest_fusion.run.process import preload
+from pytest_fusion.run.process.shared_cases import Uncompiled
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import plural
 
@@ -118,7 +119,8 @@ class Judging:
         clock = self.context.clock
         clock.forget()
         case = multiprocessors.with_few(chosen.case)
-        if chosen.choice is not None:
+        self.context.progress.probing = self.cases.probing
+        if chosen.choice is not None and not self.cases.probing:
             case = configs.assigned(self.context, case, self.cases.plan.factors)
         result = self.judge(case, again=again)
         if result.rejected is None and chosen.choice is not None:
@@ -133,8 +135,13 @@ class Judging:
         self.note({"case": case.as_json(), "cases": tally.cases})
         if again is None:
             again = self.costs_more()
-        with self.context.clock.phase("plugin"):
-            result = judge_case(self.context, case, again=again) if not self.dry else dry_run(self.context, case)
+        try:
+            with self.context.clock.phase("plugin"):
+                result = judge_case(self.context, case, again=again) if not self.dry else dry_run(self.context, case)
+        except Uncompiled:
+            tally.cases -= 1
+            self.budget.spent -= 1
+            raise
         configs.note(self.context, result)
         if self.profile.large:
             unjudged.unless_far(self.context, result)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,9 @@ def sanitized(spec: FusionSpec, request: Request, tally: Tally, record: TestReco
     cases = list(smallest(spec, request, tally))
     if not cases:
         return _noted(record, "not sanitized: the spec has no small case")
-    runs = [_under(executable, tool, request, cases) for tool in sanitizer.TOOLS]
+    # Each loads torch under the tool, for 20 s and more: side by side.
+    with ThreadPoolExecutor() as pool:
+        runs = list(pool.map(lambda tool: _under(executable, tool, request, cases), sanitizer.TOOLS))
     return folded(spec, record, cases, runs)
 
 

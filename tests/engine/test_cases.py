@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from types import SimpleNamespace
 
+import pytest
+
+from pytest_fusion.case.case_model import Config
 from pytest_fusion.case.choosing import search
+from pytest_fusion.checks.context import CaseResult
 from pytest_fusion.engine.cases import Budget, Cases
 from pytest_fusion.engine.profiles import PROFILES, Profile
 from pytest_fusion.engine.request import Request
-from pytest_fusion.run.clock import processor_s
+from pytest_fusion.run.autotuned import Tuned
+from pytest_fusion.run.clock import Clock, processor_s
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor
 
@@ -42,6 +49,50 @@ def test_each_case_is_another_where_nothing_waits_for_a_compiler() -> None:
     for cases in (cases_on("cpu"), cases_on("cuda", PROFILES["dev"].counted)):
         found = first_cases(cases)
         assert all(one != other for (one, _), (other, _) in itertools.pairwise(found))
+
+
+def tuned_cases(device: str, profile: Profile = PROFILES["dev"]) -> list[tuple[Mapping[str, Config], str, object]]:
+    """Configs, dtype and sizes of the first cases of a kernel with four configs, and another with three."""
+    cases = cases_on(device, profile)
+    probes = cases.probes()
+    for probe in probes:
+        assert probe.case is not None
+        result = CaseResult(probe.case)
+        result.tuned = {n: TUNED[n] for n in range(2)}
+        cases.ran(probe, result, Clock())
+    built = (chosen.case for chosen in cases.boundary() if chosen.case is not None)
+    return [(case.configs, case.dtype, case.sizes["hidden"]) for case in itertools.islice(built, 8)]
+
+
+def _tuner(name: str, count: int) -> Tuned:
+    kernel = SimpleNamespace(__name__=name)
+    return Tuned(SimpleNamespace(base_fn=kernel, configs=[None] * count))
+
+
+TUNED = [_tuner("one", 4), _tuner("other", 3)]
+
+
+def test_each_config_has_a_plain_case_on_a_gpu() -> None:
+    """First, and together with those of other kernels, in one dtype and power of two; pairs of levels come after."""
+    first = tuned_cases("cuda")
+    numbers = [{name: config.number for name, config in configs.items()} for configs, _, _ in first[:4]]
+    assert numbers == [{}, {"one": 1, "other": 1}, {"one": 2, "other": 2}, {"one": 3}]
+    assert {(dtype, hidden) for _, dtype, hidden in first[:4]} == {("float32", 64)}
+    assert len({hidden for *_, hidden in first[4:]}) > 1
+
+
+@pytest.mark.parametrize(("device", "profile"), [("cpu", PROFILES["dev"]), ("cuda", PROFILES["dev"].counted)])
+def test_configs_have_no_cases_of_their_own_where_pairs_reach_them(device: str, profile: Profile) -> None:
+    """On the CPU lane, which compiles nothing, and where cases are counted."""
+    assert len({hidden for *_, hidden in tuned_cases(device, profile)[:4]}) > 1
+
+
+def test_waiting_for_others_counts_as_compiling() -> None:
+    """A process that sleeps uses no processor; the seconds of the test pass all the same."""
+    budget = Budget(seconds=10.0, compiled=5.0, compared=20)
+    assert budget.waited(9.0)
+    assert not budget.waited(0.5, 0.9)
+    assert not budget.waited(0.5)
 
 
 def test_compiling_has_seconds_of_its_own() -> None:

@@ -40,7 +40,7 @@ _FEW, _LONG = 16, 4000
 _TELLING = ("unit", "small", "hundred", "offset", "negative")
 _MOST_CONFIGS = 24
 # Under a budget and without invariant="configs": on a GPU compiling one config takes half a second. With three of 25
-# configs of fla-core's l2norm other bits are not seen.
+# configs of fla-core's l2norm other bits are not seen. Nor in probes: of later cases others compile configs ahead.
 _FEW_CASES, _FEW_CONFIGS = 2, 6
 
 
@@ -69,7 +69,7 @@ class _Bits:
 def due(trial: Trial) -> bool:
     """A few cases, each past more blocks; every case while a difference shrinks."""
     context, tuned = trial.context, _several(trial)
-    if not tuned:
+    if not tuned or (_in_passing(context) and context.progress.probing):
         return False
     if context.focus.sought is not None:
         return context.focus.sought.startswith(f"{_CHECK}:{CODE}")

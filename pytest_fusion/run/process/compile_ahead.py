@@ -1,100 +1,38 @@
 """Workers that compile a test's kernels ahead of it, in forked children.
 
 They take the launches of the covering phase and of the search's first half. A row-wise kernel has some hundred
-specialisations (block size, dtype, divisibility of sizes, strides, addresses), at 0.1-0.3 s each; one config of an
-autotuned kernel may take 33 s (swiglu of fla-core), so the test goes on with cases that no worker is compiling.
-Triton's disk cache is shared and written atomically. All workers of all tests together have the machine's cores.
+specialisations (block size, dtype, divisibility of sizes, strides, addresses), at 0.1-0.3 s each. Triton's disk cache
+is shared and written atomically. All workers of all tests together have the machine's cores.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
-import mmap
 import os
 import signal
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 from zlib import crc32
 
 from pytest_fusion.interpreter.scoped import replaced
-from pytest_fusion.run.process.supervisor import stat_words
-
-T = TypeVar("T")
+from pytest_fusion.run.process.shared_cases import Shared, Uncompiled
 
 # Each worker starts a CUDA context: about half a second and half a gigabyte of device memory. Two for each core that
 # tests leave: a test that compiles nothing leaves its own to others.
 _MOST_WORKERS, _TIMES = 12, 2
-_PAUSE_S, _NUMBER = 0.01, 8
-# Profile `deep` has some 1,500 cases.
-_MOST_CASES = 1 << 14
-_FREE, _FINISHED = 0, -1
+# Seconds between two looks, and that another process may take to fetch a kernel from the cache.
+_PAUSE_S, _FETCH_S, _NUMBER = 0.01, 0.1, 8
 # Locks for compilations: of two kernels with the same number one waits without need.
 _LOCKS = 1 << 10
 _FEW_ENTRIES = 8
 # Tests go before cache filling: several runs side by side had 28 processes at work on 16 cores.
 _NICE = 10
-
-
-class Shared:
-    """Which numbered cases a process of this test has taken or finished, in memory that forked children share."""
-
-    def __init__(self) -> None:
-        # The process that has taken a case, or one of the two states above.
-        self._states = memoryview(mmap.mmap(-1, 8 * _MOST_CASES)).cast("q")
-
-    def take(self, number: int) -> bool:
-        """Whether the case was free. Two processes may both take one at the same moment: it is compiled twice."""
-        if free := self._states[number] == _FREE:
-            self._states[number] = os.getpid()
-        return free
-
-    def finish(self, number: int) -> None:
-        self._states[number] = _FINISHED
-
-    def finished_first(self, cases: Iterable[T], seconds: float) -> Iterator[T]:
-        """The cases in order, those that other processes have taken once these finish, or end by a crash.
-
-        At the end waits for them until ``seconds`` have passed since the first case; those that others still have are
-        left out. Without a limit they come unfinished.
-        """
-        taken: dict[int, T] = {}
-        until = perf_counter() + seconds
-        for number, case in enumerate(cases):
-            yield from self._finished(taken)
-            if self.take(number) or not self._in_work(number):
-                yield case
-                self.finish(number)
-            else:
-                taken[number] = case
-        while taken and seconds < math.inf and perf_counter() < until:
-            yield from self._finished(taken)
-            time.sleep(_PAUSE_S)
-        if seconds == math.inf:
-            yield from taken.values()
-
-    def _finished(self, taken: dict[int, T]) -> Iterator[T]:
-        for number in [number for number in taken if not self._in_work(number)]:
-            yield taken.pop(number)
-
-    def _in_work(self, number: int) -> bool:
-        process = self._states[number]
-        return process != _FINISHED and _lives(process)
-
-
-def _lives(process: int) -> bool:
-    """Whether a process has not ended: one whose parent does not wait for it stays a zombie."""
-    try:
-        return stat_words(process)[0] not in ("Z", "X")
-    except OSError:
-        return False
 
 
 def cache_is_empty() -> bool:
@@ -120,20 +58,26 @@ def _folder() -> Path:
     return folder
 
 
-def compiled_once() -> AbstractContextManager[None]:
+def compiled_once(shared: Shared | None = None) -> AbstractContextManager[None]:
     """A kernel that another process compiles is waited for: Triton's disk cache has it then.
 
-    With twelve workers 36 % of the compilations of a product of low rank were done twice. Touches
+    Where ``shared`` lets its case be put off, it is not waited for. With twelve workers 36 % of the compilations of a
+    product of low rank were done twice. Touches
     ``triton.runtime.jit.JITFunction._do_compile``, whose first argument is the key of the specialisation (3.6.0, 3.7.1
     and 3.9.0).
     """
-    from filelock import FileLock
+    from filelock import FileLock, Timeout
 
     folder = _folder()
 
     def compiling(upstream: Callable[..., Any], kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         named = f"{kernel.fn.__module__}.{kernel.fn.__qualname__} {args[0]}"
-        with FileLock(folder / f"kernel-{crc32(named.encode()) % _LOCKS}", poll_interval=_PAUSE_S):
+        lock = FileLock(folder / f"kernel-{crc32(named.encode()) % _LOCKS}", poll_interval=_PAUSE_S)
+        try:
+            held = lock.acquire(timeout=_FETCH_S if shared is not None and shared.optional else -1)
+        except Timeout:
+            raise Uncompiled from None
+        with held:
             return upstream(kernel, *args, **kwargs)
 
     return replaced("triton.runtime.jit", "JITFunction", "_do_compile", compiling)
@@ -157,18 +101,15 @@ def _core() -> Iterator[None]:
 
 
 @contextmanager
-def compiling_ahead(work: Callable[[Iterator[int]], None]) -> Iterator[Callable[[], None]]:
+def compiling_ahead(work: Callable[[Iterator[int]], None], shared: Shared) -> Iterator[None]:
     """Prepare forked children for ``work(turns)`` while the body runs; end them with it.
 
-    ``turns`` are 0, 1, 2, ..., each for one of the children, which has a core until it takes the next. Yields the call
-    that starts them, to be used once, also from a child of the body: a warm cache needs no call and no CUDA context.
-    The children only fill a cache: their errors and output are dropped.
+    ``turns`` are 0, 1, 2, ..., each for one of the children, which has a core until it takes the next. They wait until
+    ``shared.begin()``, which a child of the body may call too: a warm cache needs no call and no CUDA context. The
+    children only fill a cache: their errors and output are dropped.
     """
     children: list[int] = []
     reader, writer = os.pipe()
-
-    def start() -> None:
-        _put(writer, 0)
 
     try:
         for _ in range(workers()):
@@ -178,7 +119,8 @@ def compiling_ahead(work: Callable[[Iterator[int]], None]) -> Iterator[Callable[
             if pid == 0:
                 _child(work, reader, writer)
             children.append(pid)
-        yield start
+        shared.join(children, lambda: _put(writer, 0))
+        yield
     finally:
         for pid in children:
             os.kill(pid, signal.SIGKILL)

@@ -174,9 +174,9 @@ class Campaign:
                 return
             self._run(one)
 
-    def _run(self, chosen: Chosen, *, again: bool | None = None) -> CaseResult | None:
+    def _run(self, chosen: Chosen, *, again: bool | None = None, further: bool = False) -> CaseResult | None:
         try:
-            with self.ahead.leaving():
+            with self.ahead.leaving(further=further):
                 result = self.judging.run(chosen, again=again)
         except Uncompiled:
             if not self.ahead.put_off:
@@ -217,7 +217,7 @@ class Campaign:
         for case in cases:
             if self.budget.over or self.ended:
                 return
-            self._run(Chosen(case), again=False)
+            self._run(Chosen(case), again=False, further=True)
 
     def _search(self, wanted: Callable[[], bool] = lambda: True) -> None:
         """Run random cases, only those for which ``wanted()`` is true."""
@@ -225,7 +225,7 @@ class Campaign:
         def run(case: Case, choice: Mapping[str, Any]) -> float | None:
             if not wanted():
                 return None
-            result = self._run(Chosen(case, choice))
+            result = self._run(Chosen(case, choice), further=True)
             if self.ended or self.budget.late:
                 raise searching.SearchFailed
             ratio = None if result is None else result.ratio

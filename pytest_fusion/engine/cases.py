@@ -37,8 +37,8 @@ from pytest_fusion.spec.fusion_spec import FusionSpec
 _PROBE_SIZES = (5, 40)
 # Where each kind of case begins: every config, pairs, one long dim, two.
 _CONFIGS_AT, _PAIRS_AT, _LONG_AT, _BROAD_AT = 500, 1000, 100_000, 200_000
-# The sizes of a case for each config, the most configs that have one, and the seconds to wait for their compilation.
-_POWER, _MOST_CONFIGS, _CONFIGS_S = 64, 64, 40.0
+# The sizes of a case for each config, the most configs that have one, and the seconds in which workers may compile it.
+_POWER, _MOST_CONFIGS, _WAIT_S = 64, 64, 40.0
 
 # A budget of seconds ends no test before so many cases had something to compare: fewer make a pass a thin one, and no
 # comparison of two kernels. On a GPU every second one compiles nothing: 30 of these find what 20 others find (282 of
@@ -149,19 +149,23 @@ class Cases:
 
     def boundary(self, ahead: Shared | None = None) -> Iterator[Chosen]:
         """Each config, every pair of levels, long rows among them; the probes come before. Those that ``ahead`` has,
-        once ready: configs are waited for where the seconds for pairs are up."""
+        once ready: configs are waited for where the seconds for pairs are up, and no case for longer than `_WAIT_S`."""
         share = _PAIRS_OF_TUNED if self._configs else 1.0
-        unmet, until = len(self._each_config()), perf_counter() + _CONFIGS_S
+        unmet, until = len(self._each_config()), perf_counter() + _WAIT_S
 
         def waits() -> bool:
             return ahead is not None and unmet > 0 and perf_counter() < until
 
         def waited(seconds: float) -> bool:
-            return self.budget.waited(seconds, share) or waits()
+            return (self.budget.waited(seconds, share) and perf_counter() < until) or waits()
 
         choices = self.covering()
-        limited = waited if self.budget.seconds < math.inf else None
-        for position, choice in choices if ahead is None else ahead.finished_first(choices, limited):
+        if ahead is not None:
+            limited = self.budget.seconds < math.inf
+            choices = ahead.finished_first(
+                choices, waited if limited else None, puts_off=limited and bool(self._configs)
+            )
+        for position, choice in choices:
             for values in self._kinds(choice):
                 if self.budget.left <= 0 or (position >= _PAIRS_AT and self.budget.used(share) and not waits()):
                     return

@@ -158,7 +158,7 @@ def test_a_case_that_is_not_compiled_is_put_off() -> None:
     begun: list[str] = []
     shared, case = shared_cases.Shared(), _compiles(0, 2)
     shared.join([os.getpid()], lambda: begun.append("begun"))
-    cases, tried = shared.finished_first(range(8), lambda _: True), []
+    cases, tried = shared.finished_first(range(8), lambda _: True, puts_off=True), []
     for number in itertools.islice(cases, 6):
         tried.append(number)
         assert not begun or number > 1
@@ -187,7 +187,7 @@ def test_a_case_that_another_process_compiles_for_is_put_off(tmp_path: Path, mon
         shared, put_off = shared_cases.Shared(), []
         shared.join([child], lambda: None)
         time.sleep(0.2)
-        for key in itertools.islice(shared.finished_first(("own", "other"), lambda _: True), 2):
+        for key in itertools.islice(shared.finished_first(("own", "other"), lambda _: True, puts_off=True), 2):
             lock = compile_ahead.compiled_once(shared)
             with contextlib.suppress(shared_cases.Uncompiled), lock, shared.leaving():
                 JITFunction._do_compile(kernel, key)
@@ -199,20 +199,22 @@ def test_a_case_that_another_process_compiles_for_is_put_off(tmp_path: Path, mon
 
 
 def test_a_kernel_that_takes_too_long_ends_its_case(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ptxas has some seconds where the test's are limited and workers compile beside it; else it may take any."""
+    """ptxas has some seconds where the test's are limited and no worker compiles for the case; else it may take any."""
     from triton.backends.nvidia import compiler
 
     monkeypatch.setattr(shared_cases, "PATIENCE_S", 0.1)
     shared = shared_cases.Shared()
     shared.join([os.getpid()], lambda: None)
-    list(shared.finished_first((), lambda _: True))
-    with shared.leaving():
+    list(shared.finished_first((), lambda _: True, puts_off=True))
+    with shared.leaving(further=True):
         assert compiler.subprocess.run(["sleep", "0"], check=True).returncode == 0
-    with pytest.raises(shared_cases.Uncompiled), shared.leaving():
+    with pytest.raises(shared_cases.Uncompiled), shared.leaving(further=True):
         compiler.subprocess.run(["sleep", "600"], check=True)
     assert not shared.put_off
-    list(shared.finished_first((), None))
     with shared.leaving():
+        assert compiler.subprocess.run(["sleep", "0.2"], check=True).returncode == 0
+    list(shared.finished_first((), None))
+    with shared.leaving(further=True):
         assert compiler.subprocess.run(["sleep", "0.2"], check=True).returncode == 0
 
 
@@ -225,7 +227,7 @@ def test_without_a_worker_the_test_compiles(worker: str) -> None:
     os.waitpid(child, 0)
     shared, case = shared_cases.Shared(), _compiles()
     shared.join([child] if worker == "dead" else [], lambda: None)
-    for number in shared.finished_first(range(5), lambda _: True):
+    for number in shared.finished_first(range(5), lambda _: True, puts_off=True):
         with pytest.raises(AttributeError):
             case(shared, number)
         assert not shared.put_off

@@ -1,7 +1,7 @@
 """`Shared`: which cases of a test the processes that compile ahead have taken, and which are put off until they have.
 
-A test goes on with cases that no other process is compiling. With an empty cache a GPU's test waits for its compiler
-most of the time: one config of an autotuned kernel may take 50 s (swiglu of fla-core).
+A test goes on with cases that no other process is compiling. One config of an autotuned kernel may take 50 s (swiglu of
+fla-core), so the test of one compiles none itself, where others do.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Shared:
         self._workers: Sequence[int] = ()
         self._start: Callable[[], None] = lambda: None
         # Of the case that is yielded: whether workers may compile its kernels instead, and whether it was left to them;
-        # of the test, whether its seconds are limited.
+        # of the test, whether cases are put off.
         self.optional = self.put_off = self._limited = False
 
     def join(self, workers: Sequence[int], start: Callable[[], None]) -> None:
@@ -66,18 +66,20 @@ class Shared:
     def finish(self, number: int) -> None:
         self._states[number] = _FINISHED
 
-    def finished_first(self, cases: Iterable[T], waited: Callable[[float], bool] | None, first: int = 0) -> Iterator[T]:
-        """The cases, numbered from ``first``, in order; those that workers have taken once these finish, or crash.
+    def finished_first(
+        self, cases: Iterable[T], waited: Callable[[float], bool] | None, *, puts_off: bool = False
+    ) -> Iterator[T]:
+        """The cases in order; those that workers have taken once these finish, or crash.
 
         ``waited`` is called with the seconds of each pause and tells whether to wait on; what is unfinished then is
-        left out. Where it is given, a case may be put off until workers have compiled it (``leaving``): one config of
-        a kernel may take 40 s. After a few of these no other is tried. With ``None`` every case comes.
+        left out. With ``None`` every case comes. ``puts_off``: a case may be put off until workers have compiled it
+        (``leaving``), since one config of a kernel may take 40 s; after a few of these no other is tried.
         """
         others: dict[int, T] = {}
-        missed, self._limited = 0, waited is not None
-        for number, case in enumerate(cases, first):
+        missed, self._limited = 0, puts_off
+        for number, case in enumerate(cases):
             yield from self._finished(others)
-            limited = waited is not None and any(map(_lives, self._workers))
+            limited = puts_off and any(map(_lives, self._workers))
             if limited and missed >= _MISSED and self._states[number] == _FREE:
                 others[number] = case
             elif self.take(number) or not self._in_work(number):
@@ -111,9 +113,10 @@ class Shared:
         return process != _FINISHED and _lives(process)
 
     @contextmanager
-    def leaving(self) -> Iterator[None]:
-        """Within, ``Uncompiled`` ends a case of a test with a budget beside workers: where it can be put off, at the
-        first kernel that is not compiled, elsewhere where ptxas does not end within `PATIENCE_S`.
+    def leaving(self, *, further: bool = False) -> Iterator[None]:
+        """Within, ``Uncompiled`` ends a case of a test that puts off cases: where this one can be, at the first kernel that
+        is not compiled; one of ``further`` cases, for which no worker compiles, where ptxas does not end within
+        `PATIENCE_S`.
 
         Touches ``triton.compiler.compiler.ASTSource.make_ir``, called for what the cache lacks, and ``subprocess`` of
         ``triton.backends.nvidia.compiler`` (3.6.0, 3.7.1, 3.9.0).
@@ -126,7 +129,7 @@ class Shared:
         limited: AbstractContextManager[None] = nullcontext()
         if self.optional:
             limited = replaced("triton.compiler.compiler", "ASTSource", "make_ir", lacking)
-        elif self._limited and nvidia is not None and any(map(_lives, self._workers)):
+        elif further and self._limited and nvidia is not None and any(map(_lives, self._workers)):
             limited = holding(nvidia, subprocess=_Impatient())
         try:
             with limited:

@@ -114,9 +114,8 @@ class Shared:
 
     @contextmanager
     def leaving(self, *, further: bool = False) -> Iterator[None]:
-        """Within, ``Uncompiled`` ends a case of a test that puts off cases: where this one can be, at the first kernel that
-        is not compiled; one of ``further`` cases, for which no worker compiles, where ptxas does not end within
-        `PATIENCE_S`.
+        """Within, ``Uncompiled`` ends a case of a test that puts cases off: one that can be, at the first kernel that
+        is not compiled; one of ``further`` cases, for which no worker compiles, where ptxas takes `PATIENCE_S`.
 
         Touches ``triton.compiler.compiler.ASTSource.make_ir``, called for what the cache lacks, and ``subprocess`` of
         ``triton.backends.nvidia.compiler`` (3.6.0, 3.7.1, 3.9.0).

@@ -92,9 +92,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Installs additions of plugins before a test module states a spec."""
+    """Installs additions of plugins before a test module states a spec; the incumbent's process starts meanwhile."""
+    config = session.config
     with _errors_of_use():
-        hookspec.install(session.config)
+        hookspec.install(config)
+        spreads = config.getoption("dist", "no") != "no"  # pytest-xdist's controller runs no test
+        if keys.rival in config.stash and not (config.option.collectonly or spreads):
+            config.stash[keys.rival].begin()
 
 
 class _Collector:

@@ -199,7 +199,8 @@ class Incumbent:
         self._revision: Revision | None = None
         self._process: Process | None = None
         self._opened: dict[str, Any] = {}
-        self._is_open = False
+        # Whether a test is open, and whether the process knows its test files.
+        self._is_open = self._has_files = False
         self.notes: tuple[str, ...] = ()
         if named.kind == "revision":
             self._revision = resolve(named.target, setting.start)
@@ -230,6 +231,11 @@ class Incumbent:
 
             folders = (os.fspath(self.setting.start), os.fspath(self.setting.root))
             self._function = named_kernel(self.named.target, folders=folders)
+
+    def begin(self) -> None:
+        """Starts the process, which imports torch while this one collects its tests. Raises ``CanaryError``."""
+        if self.elsewhere:
+            self._running()
 
     def open(self, nodeid: str, spec: FusionSpec, context: Context, seconds: float) -> Opponent:
         """Opens the incumbent of one test. Raises ``NoOpponentError`` if there is none, ``CanaryError`` if it fails."""
@@ -310,6 +316,7 @@ class Incumbent:
             start = self._there(self.setting.start)
             start = start if start.is_dir() else self._there(self._top())
             self._process.start(python, self._settings(), start=start, foreign=foreign)
+            self._has_files = self.setting.spec
         return self._process
 
     def _request_open(self, process: Process) -> None:
@@ -318,6 +325,9 @@ class Incumbent:
 
         self._is_open = False
         try:
+            if not self._has_files:
+                process.request("collect", seconds=START_S, files=self._files())
+                self._has_files = True
             process.request("open", seconds=START_S, **self._opened)
             self._is_open = True
         except WorkerLost as lost:
@@ -333,7 +343,6 @@ class Incumbent:
         if setting.inifile is not None:
             there = self._there(setting.inifile)
             words += ["-c", os.fspath(there)] if there.is_file() else []
-        root = self._there(setting.root)
         return {
             "spec": setting.spec,
             "device": setting.device,
@@ -341,8 +350,11 @@ class Incumbent:
             "top": os.path.realpath(self._top()),
             "checkout": os.path.realpath(self._checkout()) if checkout else "",
             "arguments": words,
-            "files": [os.fspath(root / file) for file in setting.files if (root / file).exists()],
         }
+
+    def _files(self) -> list[str]:
+        root = self._there(self.setting.root)
+        return [os.fspath(root / file) for file in self.setting.files if (root / file).exists()]
 
     def _top(self) -> Path:
         return self._revision.top if self._revision is not None else self.setting.root

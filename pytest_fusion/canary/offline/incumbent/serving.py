@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,12 +58,23 @@ def main(file: str, requests: str, replies: str) -> None:
         if settings["spec"]:
             _serve_specs(_links[0])
         else:
-            pytest.main(_arguments(settings), plugins=[_Serving(_links[0])])
+            with contextlib.suppress(WorkerLost):
+                pytest.main([*_arguments(settings), *_files(_links[0])], plugins=[_Serving(_links[0])])
     finally:
         sys.stdout.flush()
         # If the comparing process was killed, this one removes the folder.
         if os.getppid() != settings["asker"]:
             shutil.rmtree(settings["folder"], ignore_errors=True)
+
+
+def _files(link: _Link) -> list[str]:
+    """The test files, which the comparing process knows once it has collected its own: torch is imported meanwhile."""
+    for name in ("torch", "triton"):
+        with contextlib.suppress(ImportError):
+            import_module(name)
+    files: list[str] = link.next()["files"]
+    link.answer()
+    return files
 
 
 def _arguments(settings: Mapping[str, Any]) -> list[str]:
@@ -75,7 +86,7 @@ def _arguments(settings: Mapping[str, Any]) -> list[str]:
     names = {entry.value for entry in metadata.entry_points(group="pytest11")}
     if _PLUGIN not in names or os.environ.get("PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
         words += ["-p", _PLUGIN]
-    return [*words, *settings["files"]]
+    return words
 
 
 class _Serving:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,6 +85,11 @@ class TwoKernels:
             opponent.context.progress.clock = Clock(judging.repeat_note)
         else:
             opponent.pulse = judging.repeat_note
+        # The incumbent's process where it runs beside this one: on a GPU each would measure the other's memory.
+        remote = None if isinstance(opponent, Kernel) else opponent
+        self.beside = remote if self.context.device.type == "cpu" and (os.cpu_count() or 1) > 1 else None
+        # The case that it judges, whether with changed values too, and what waits for the result.
+        self._judging: tuple[str, bool, Callable[[], Ran]] | None = None
         self.evidence = Evidence()
         self.source: Source = "fuzzed"
         # The judged result of the first case that only the candidate fails.
@@ -130,6 +136,9 @@ class TwoKernels:
             return
         if again is None:
             again = self.judging.costs_more()
+        if case is not None and dead is None and self.beside is not None:
+            self.incumbent_case = case
+            self._judging = case.key(), again, self.beside.judging(case, again=again)
         result = self.judging.run(chosen, again=again)
         if result is not None:
             self._compare(result, again=again)
@@ -153,10 +162,11 @@ class TwoKernels:
         if ours.verdict == "pass" and theirs.seed is not None:
             case = case.with_(seed=theirs.seed)  # the incumbent failed at other values of this case
         self.judging.note({"case": case.as_json(), "cases": self.tally.cases})
+        measuring = self.beside.measuring(case) if self.beside is not None else None
         mine = self.kernel.measure(case)
         self._note_incumbent(case)
         with self.context.clock.phase("incumbent"):
-            other = self.opponent.measure(case)
+            other = self.opponent.measure(case) if measuring is None else measuring()
         if mine.inputs != other.inputs:
             why = other.problem or "the incumbent's spec makes other inputs of it"
             standing, reason = classify(ours, Ran("rejected", FOREIGN, why))
@@ -237,8 +247,11 @@ class TwoKernels:
         return replace(pair, launches=(mine.kernels, other.kernels), more=more)
 
     def _other(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
+        begun, self._judging = self._judging, None
         self._note_incumbent(case)
         with self.context.clock.phase("incumbent"):
+            if begun is not None and begun[:2] == (case.key(), again) and not alone:
+                return begun[2]()
             return self.opponent.judge(case, again=again, alone=alone)
 
     def compiling(self, case: Case) -> None:

@@ -213,9 +213,10 @@ class _InChildren:
             return lacking
         compiled = [(one.text, one.case) for one in sized[:_MOST_COMPILED]]
         both.compiling(compiled[0][1])
+        spilling = both.beside.spilling(compiled) if both.beside is not None else None
         ours = both.kernel.spills(compiled)
         both.compiling(compiled[0][1])
-        return ours, self.opponent.spills(compiled)
+        return ours, self.opponent.spills(compiled) if spilling is None else spilling()
 
     def _time(self, seen: Evidence, both: TwoKernels, sized: Sequence[Sized], lacking: str) -> None:
         if "latency" in self.rival.without:

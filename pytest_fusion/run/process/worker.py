@@ -126,8 +126,18 @@ class Worker:
         self, op: str, *, seconds: float | None, pulse: Callable[[Any], None] = lambda _: None, **what: Any
     ) -> dict[str, Any]:
         """The answer to one request within ``seconds`` a wait; ``pulse`` gets progress. Raises ``WorkerLost``."""
+        return self.answer(self.send(op, **what), seconds=seconds, pulse=pulse)
+
+    def send(self, op: str, **what: Any) -> str:
+        """Send a request, and return the number that its answer has. Raises ``WorkerLost``."""
         number = secrets.token_hex(4)
         self._messages.send({"id": number, "op": op, **what})
+        return number
+
+    def answer(
+        self, number: str, *, seconds: float | None, pulse: Callable[[Any], None] = lambda _: None
+    ) -> dict[str, Any]:
+        """The answer to the request of this number, as ``request`` returns it; passes over answers to earlier ones."""
         while True:
             answer = self._messages.receive(seconds)
             if answer.get("id") == number and "pulse" not in answer:

@@ -92,6 +92,14 @@ def test_an_error_of_ours_is_no_crash_of_the_kernel(remote: Remote, monkeypatch:
     assert remote.measure(_case()).outputs
 
 
+def test_the_process_works_before_its_result_is_wanted(remote: Remote) -> None:
+    """The results of two requests, the second without that of the first."""
+    judging = remote.judging(_case(), again=False)
+    assert judging().verdict == "pass"
+    remote.judging(_case(), again=True)
+    assert remote.measuring(_case())().outputs
+
+
 @pytest.mark.slow
 def test_costs_are_answered_as_data(remote: Remote) -> None:
     """A kernel of plain torch compiles nothing and spills nothing, and both are said in JSON."""

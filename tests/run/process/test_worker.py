@@ -88,6 +88,14 @@ def test_a_worker_answers_and_ends_with_what_it_started(worker: Worker) -> None:
     assert eventually(lambda: not alive(pid))
 
 
+def test_an_answer_may_wait_or_not_be_wanted(worker: Worker) -> None:
+    """A request is worked on while its sender does something else; one whose answer nobody reads spoils no other."""
+    number = worker.send("add", a=1, b=2)
+    assert worker.answer(number, seconds=60.0)["sum"] == 3
+    worker.send("add", a=3, b=4)
+    assert worker.request("add", seconds=60.0, a=5, b=6)["sum"] == 11
+
+
 def test_how_a_worker_ended_is_known(worker: Worker) -> None:
     """Its last output and its status, which is not 0."""
     with pytest.raises(WorkerLost, match="its pipe is closed"):

@@ -66,16 +66,28 @@ class Process:
     ) -> dict[str, Any]:
         """Send a request and return the answer. Raises ``WorkerLost``; ``NoOpponentError``, ``CanaryError`` if refused.
         ``seconds`` limits each call that the kernel makes for it; ``pulse`` is called after each."""
-        if self._worker is None:
+        return self.begin(op, seconds=seconds, pulse=pulse, **what)()
+
+    def begin(
+        self, op: str, *, seconds: float | None, pulse: Callable[[], None] = lambda: None, **what: Any
+    ) -> Callable[[], dict[str, Any]]:
+        """Send a request; what is returned waits for its answer, as `request` does, or is never called."""
+        worker = self._worker
+        if worker is None:
             raise WorkerLost("its pipe is closed")
-        answer = self._worker.request(op, seconds=seconds, pulse=lambda _: pulse(), **what)
-        if "gone" in answer:
-            raise WorkerLost(str(answer["gone"]))
-        if "missing" in answer:
-            raise NoOpponentError(str(answer["missing"]))
-        if "error" in answer:
-            raise CanaryError(f"the incumbent's process: {answer['error']}")
-        return answer
+        number = worker.send(op, **what)
+
+        def answered() -> dict[str, Any]:
+            answer = worker.answer(number, seconds=seconds, pulse=lambda _: pulse())
+            if "gone" in answer:
+                raise WorkerLost(str(answer["gone"]))
+            if "missing" in answer:
+                raise NoOpponentError(str(answer["missing"]))
+            if "error" in answer:
+                raise CanaryError(f"the incumbent's process: {answer['error']}")
+            return answer
+
+        return answered
 
     def last_output(self) -> str:
         return self._worker.last_output().strip()[-_LAST_OUTPUT:] if self._worker is not None else ""
@@ -107,19 +119,37 @@ class Remote:
 
     def _request(self, op: str, *, seconds: float | None = None, **what: Any) -> Any:
         """What the method ``op`` of `ServedKernel` returns."""
-        return self._process.request(op, seconds=seconds or self._seconds, pulse=self.pulse, **what)["found"]
+        return self._begin(op, seconds=seconds, **what)()["found"]
+
+    def _begin(self, op: str, *, seconds: float | None = None, **what: Any) -> Callable[[], dict[str, Any]]:
+        return self._process.begin(op, seconds=seconds or self._seconds, pulse=self.pulse, **what)
 
     def judge(self, case: Case, *, again: bool, alone: bool = False) -> Ran:
-        return Ran(**self._request("judge", case=case.as_json(), again=again, alone=alone))
+        return self.judging(case, again=again, alone=alone)()
+
+    def judging(self, case: Case, *, again: bool, alone: bool = False) -> Callable[[], Ran]:
+        """`judge`, which goes on until the result is wanted."""
+        answered = self._begin("judge", case=case.as_json(), again=again, alone=alone)
+        return lambda: Ran(**answered()["found"])
 
     def measure(self, case: Case) -> Measured:
+        return self.measuring(case)()
+
+    def measuring(self, case: Case) -> Callable[[], Measured]:
+        """`measure`, which goes on until the result is wanted."""
         file = self._process.folder / "results"
-        answer = self._request("measure", case=case.as_json(), file=os.fspath(file))
-        found = Measured(str(answer["inputs"]), str(answer["reference"]), {}, answer["memory"], str(answer["problem"]))
-        if answer["results"]:
-            found.outputs = read_tensors(file, self._device)
-            file.unlink(missing_ok=True)
-        return found
+        answered = self._begin("measure", case=case.as_json(), file=os.fspath(file))
+
+        def measured() -> Measured:
+            found = answered()["found"]
+            inputs, reference = str(found["inputs"]), str(found["reference"])
+            result = Measured(inputs, reference, {}, found["memory"], str(found["problem"]))
+            if found["results"]:
+                result.outputs = read_tensors(file, self._device)
+                file.unlink(missing_ok=True)
+            return result
+
+        return measured
 
     def count(self, case: Case) -> Counts | Uncounted:
         found = self._request("count", case=case.as_json())
@@ -129,8 +159,13 @@ class Remote:
         return Compiled(**self._request("compiled", keys=list(keys)))
 
     def spills(self, sized: Sequence[tuple[str, Case]]) -> Spills:
+        return self.spilling(sized)()
+
+    def spilling(self, sized: Sequence[tuple[str, Case]]) -> Callable[[], Spills]:
+        """`spills`, which goes on until the result is wanted."""
         cases = [[text, case.as_json()] for text, case in sized]
-        return Spills(**self._request("spills", seconds=START_S, sized=cases))
+        answered = self._begin("spills", seconds=START_S, sized=cases)
+        return lambda: Spills(**answered()["found"])
 
     def timer(self, case: Case, what: Timed) -> RemoteTimer:
         """A timer like `paired_latency.timer`, in the process. Raises ``CanaryError`` if the case cannot be timed."""

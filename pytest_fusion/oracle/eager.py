@@ -94,7 +94,8 @@ class Eager(OperatorMode):
         if facts.name in _PRODUCTS:
             size = functools.partial(_size, func, args, kwargs)
             if grid and dtype == torch.float16 and _at_most(given) > grid.largest:
-                out.masked_fill_(_size(func, args, kwargs, power=_POWER) > grid.largest, math.inf)
+                # Infinity of either sign, or NaN of two.
+                out.masked_fill_(_size(func, args, kwargs, power=_POWER) > grid.largest, math.nan)
             self._products[_key(out)] = size, StorageWeakRef(out.untyped_storage())  # type: ignore[no-untyped-call]
         return out
 

@@ -324,6 +324,18 @@ def test_a_product_that_overflows_in_float16_is_not_wrong() -> None:
         assert graded(lambda *_, made=made: made, lambda x, w: x @ w.mT * 0.01, x, w).grade == grade
 
 
+def test_an_infinity_of_the_other_sign_may_come_of_a_product() -> None:
+    """One score passes float16, and what it weighs is negative, where the sum is positive and passes float16 too (chunks
+    of linear attention in fla-core). What is infinite where no score passes it is wrong."""
+    q, k, v = (normal(2, 16, seed=45 + i, dtype=torch.float16) * size for i, size in enumerate((100, 100, 16)))
+    weighted = lambda q, k, v: (q @ k.mT).tril() * 0.25 @ v  # noqa: E731
+    exact = weighted(q.float(), k.float(), v.float()).half()
+    stored = ((q.float() @ k.float().mT).half().tril().float() @ v.float() * 0.25).half()
+    assert bool((exact.isinf() & (stored == -exact)).any())
+    assert graded(lambda *_: stored, weighted, q, k, v).grade == "C"
+    assert graded(lambda *_: stored, weighted, q / 100, k, v).grade == "D"
+
+
 def weighted_scores(x: Tensor, w: Tensor, query: Tensor) -> Tensor:
     return torch.softmax((rms_norm(x, torch.ones_like(w)) * w * query).sum(-1), -1)
 

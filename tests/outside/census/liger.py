@@ -24,7 +24,7 @@ CANCELS = "Liger-Kernel 0.8.5: group norm cancels, and overflows in float16"
 NORMS = dict.fromkeys(("low-precision-accumulation", "overflow"), CANCELS)
 NARROW_HEADS = {"does-not-compile": "Liger-Kernel 0.8.5: neighborhood attention does not compile for narrow heads"}
 ONE_TOKEN = dict.fromkeys(
-    ("racing-load", "racing-stores", "ignores-strides"),
+    ("racing-load", "racing-stores", "ignores-strides", "needs-alignment"),
     "Liger-Kernel 0.8.5: RoPE of several sequences of one token is wrong",
 )
 MASKED = dict.fromkeys(

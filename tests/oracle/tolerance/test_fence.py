@@ -325,8 +325,8 @@ def test_a_product_that_overflows_in_float16_is_not_wrong() -> None:
 
 
 def test_an_infinity_of_the_other_sign_may_come_of_a_product() -> None:
-    """One score passes float16, and what it weighs is negative, where the sum is positive and passes float16 too (chunks
-    of linear attention in fla-core). What is infinite where no score passes it is wrong."""
+    """A score passes float16 and weighs something negative, and the sum is positive and passes it too (chunks of linear
+    attention in fla-core). What is infinite where no score passes float16 is wrong."""
     q, k, v = (normal(2, 16, seed=45 + i, dtype=torch.float16) * size for i, size in enumerate((100, 100, 16)))
     weighted = lambda q, k, v: (q @ k.mT).tril() * 0.25 @ v  # noqa: E731
     exact = weighted(q.float(), k.float(), v.float()).half()

@@ -167,9 +167,10 @@ class Cases:
             )
         for position, choice in choices:
             for values in self._kinds(choice):
-                if self.budget.left <= 0 or (position >= _PAIRS_AT and self.budget.used(share) and not waits()):
+                late = position >= _PAIRS_AT and self.budget.used(share)
+                if self.budget.left <= 0 or (late and not waits()):
                     return
-                if position >= _PAIRS_AT and self.budget.used(share):
+                if late:
                     break
                 yield self._affordable({**choice, **values}, position)
                 if ahead is not None and ahead.put_off:

@@ -43,6 +43,14 @@ Status = Literal["right", "alike", "otherwise", "impossible"]
 
 
 @dataclass(frozen=True, slots=True)
+class Found:
+    """A cause that the experiments of one rule support, and its evidence, a sentence each."""
+
+    cause: str
+    evidence: list[str]
+
+
+@dataclass(frozen=True, slots=True)
 class Wrong:
     """A failing output: its name, the kernel's values, the exact ones, and a mask of wrong elements."""
 

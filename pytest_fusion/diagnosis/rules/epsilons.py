@@ -13,9 +13,8 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks import probe as probing
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.diagnosis import edits
-from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Lab, ordinary
+from pytest_fusion.diagnosis.experiments import Found, Lab, ordinary
 
 Outputs = Mapping[str, torch.Tensor]
 

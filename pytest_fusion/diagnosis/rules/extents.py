@@ -14,9 +14,8 @@ from pytest_fusion.checks import probe as probing
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.diagnosis import edits
-from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Answer, Lab
+from pytest_fusion.diagnosis.experiments import Answer, Found, Lab
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.oracle.rounding import GRIDS
 from pytest_fusion.spec.dims import Size

@@ -13,9 +13,8 @@ from pytest_fusion.checks import probe as probing
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.invariance.case_slices import Unsliceable, input_axes, selected, unsliceable
 from pytest_fusion.diagnosis import edits
-from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Answer, Lab, Wrong, ordinary
+from pytest_fusion.diagnosis.experiments import Answer, Found, Lab, Wrong, ordinary
 from pytest_fusion.diagnosis.readings import Reading, readings
 from pytest_fusion.diagnosis.readings import of as readings_of
 from pytest_fusion.errors import SpecError

@@ -18,9 +18,8 @@ from pytest_fusion.checks import probe as probing
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.invariance.case_slices import selected
 from pytest_fusion.diagnosis import edits
-from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
+from pytest_fusion.diagnosis.experiments import Answer, Found, Lab, ordinary
 from pytest_fusion.diagnosis.rules.indices import axis_of
 from pytest_fusion.diagnosis.rules.numerics import is_coarse, largest, lost_values
 from pytest_fusion.oracle import OutputLanes

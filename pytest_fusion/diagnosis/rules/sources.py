@@ -14,9 +14,8 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks import probe as probing
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.diagnosis import edits
-from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
+from pytest_fusion.diagnosis.experiments import Answer, Found, Lab, ordinary
 from pytest_fusion.oracle.tolerance.output_verdict import index_of
 
 # One reference runs for each element and change, at half a millisecond, and far fewer runs of the kernel.

@@ -12,8 +12,7 @@ from pytest_fusion.case.case_model import Case, Layout
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import shape_of, torch_dtype
 from pytest_fusion.checks import probe as probing
-from pytest_fusion.diagnosis.diagnosis_model import Found
-from pytest_fusion.diagnosis.experiments import Answer, Lab
+from pytest_fusion.diagnosis.experiments import Answer, Found, Lab
 
 # Rows at multiples of so many bytes suit every vector access of a GPU (at most 16 bytes) and any cache line.
 _ALIGNED_BYTES = 128

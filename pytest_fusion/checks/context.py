@@ -13,10 +13,17 @@ from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.containers import tensors_by_name
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
-from pytest_fusion.checks.evidence import Deviation
 from pytest_fusion.checks.outputs import Outputs, collect
 from pytest_fusion.checks.vacuity import Vacuity
-from pytest_fusion.checks.verdict import NO_ROOM_TO_JUDGE, NOT_MODELLED, OUT_OF_MEMORY, TOO_EXPENSIVE, Verdict, failed
+from pytest_fusion.checks.verdict import (
+    NO_ROOM_TO_JUDGE,
+    NOT_MODELLED,
+    OUT_OF_MEMORY,
+    TOO_EXPENSIVE,
+    Deviation,
+    Verdict,
+    failed,
+)
 from pytest_fusion.errors import GridTooLargeError, TooManyProgramsError
 from pytest_fusion.interpreter.control.batch import EndlessLoopError
 from pytest_fusion.interpreter.launch import Launch

@@ -8,9 +8,8 @@ from pathlib import PurePath
 
 import torch
 
-from pytest_fusion.checks.evidence import ChangedInput, DamagedMemory, WrongAccess
 from pytest_fusion.checks.repeat import repeat
-from pytest_fusion.checks.verdict import Verdict, failed, passed
+from pytest_fusion.checks.verdict import ChangedInput, DamagedMemory, Verdict, WrongAccess, failed, passed
 from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory.damage import Change, Damage
 from pytest_fusion.spec.fusion_spec import FusionSpec

@@ -13,7 +13,6 @@ from pytest_fusion.checks import compile_check, device_check
 from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.configs import configs
 from pytest_fusion.checks.context import Context
-from pytest_fusion.checks.evidence import DamagedMemory, ProcessEnd, Rejections, WrongAccess
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.honesty import honesty
 from pytest_fusion.checks.invariance import invariance
@@ -22,7 +21,7 @@ from pytest_fusion.checks.launches import launches
 from pytest_fusion.checks.malformed import malformed
 from pytest_fusion.checks.randomness import distribution, randomness
 from pytest_fusion.checks.repeat import repetition
-from pytest_fusion.checks.verdict import IMPOSSIBLE, Verdict
+from pytest_fusion.checks.verdict import IMPOSSIBLE, DamagedMemory, ProcessEnd, Rejections, Verdict, WrongAccess
 from pytest_fusion.errors import FusionError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.promises import Tolerance

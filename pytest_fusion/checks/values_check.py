@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.checks.evidence import Deviation, Evidence
-from pytest_fusion.checks.verdict import Verdict, failed, hazard, passed
+from pytest_fusion.checks.verdict import Deviation, Evidence, Verdict, failed, hazard, passed
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.eager import run_eager
 from pytest_fusion.oracle.reference import ReferenceFailed

@@ -15,10 +15,9 @@ from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.plan import Plan, cost, refit
 from pytest_fusion.case.sizes import count
 from pytest_fusion.checks.context import Context
-from pytest_fusion.checks.evidence import Deviation, WrongAccess, WrongGradient
 from pytest_fusion.checks.gradients import blame, gradients
 from pytest_fusion.checks.probe import Probe, probe
-from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.checks.verdict import Deviation, Verdict, WrongAccess, WrongGradient
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle import OutputLanes

@@ -18,10 +18,9 @@ from pytest_fusion.case.plan import cost
 from pytest_fusion.case.sizes import count
 from pytest_fusion.checks import memory
 from pytest_fusion.checks.context import Context, call
-from pytest_fusion.checks.evidence import Evidence
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
-from pytest_fusion.checks.verdict import Verdict, failed, hazard, passed
+from pytest_fusion.checks.verdict import Evidence, Verdict, failed, hazard, passed
 from pytest_fusion.run.autotuned import Tuned, launched
 from pytest_fusion.run.memory import FILLS
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pytest_fusion.checks import memory
 from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.context import CaseResult, Context, call_placed, reference_of, rejection, unasked
-from pytest_fusion.checks.evidence import Facts
 from pytest_fusion.checks.malformed.broken_calls import BrokenCall, broken_calls
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
@@ -27,6 +26,7 @@ from pytest_fusion.checks.verdict import (
     NOT_MODELLED,
     OUT_OF_MEMORY,
     TOO_EXPENSIVE,
+    Facts,
     Verdict,
     failed,
     hazard,

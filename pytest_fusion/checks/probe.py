@@ -15,6 +15,7 @@ from pytest_fusion.checks.context import (
     CaseResult,
     Context,
     call,
+    collect,
     conclude,
     error_verdict,
     reader,
@@ -26,7 +27,6 @@ from pytest_fusion.checks.context import (
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.gradients.backward import Attempt
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
-from pytest_fusion.checks.outputs import collect
 from pytest_fusion.checks.randomness.masks import LookFailed, drawn, seeded
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import IMPOSSIBLE, Verdict

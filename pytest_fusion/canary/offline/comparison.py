@@ -17,8 +17,7 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.describe import describe
 from pytest_fusion.case.make import make_inputs
-from pytest_fusion.checks.context import CaseResult, reference_of
-from pytest_fusion.checks.outputs import Outputs
+from pytest_fusion.checks.context import CaseResult, Outputs, reference_of
 from pytest_fusion.checks.values_check import judge_one
 from pytest_fusion.engine.cases import Chosen
 from pytest_fusion.engine.judging import Judging

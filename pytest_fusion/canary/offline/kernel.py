@@ -18,8 +18,7 @@ from pytest_fusion.canary.offline.taken import Compiled, Spills, compiled, spill
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.checks.case_judge import judge_case
-from pytest_fusion.checks.context import Context, Progress, call, reference_of, tensors_of
-from pytest_fusion.checks.outputs import collect
+from pytest_fusion.checks.context import Context, Progress, call, collect, reference_of, tensors_of
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.bits import as_bytes

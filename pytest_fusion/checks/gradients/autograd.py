@@ -16,10 +16,9 @@ import torch
 
 from pytest_fusion.case import counter_random
 from pytest_fusion.checks import memory
-from pytest_fusion.checks.context import call_placed, error_verdict, rejection
+from pytest_fusion.checks.context import IN_PLACE, call_placed, collect, error_verdict, rejection
 from pytest_fusion.checks.gradients.backward import NAME, Attempt, connected, prepared, wrong_results
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
-from pytest_fusion.checks.outputs import IN_PLACE, collect
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import SECOND, Verdict, failed, hazard

@@ -13,7 +13,7 @@ from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Layout
 from pytest_fusion.case.layouts import choices, geometry
 from pytest_fusion.checks import values_check
-from pytest_fusion.checks.outputs import collect
+from pytest_fusion.checks.context import collect
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.oracle import Kind, OutputLanes
 from pytest_fusion.oracle.reference import ReferenceFailed, copies, on_its_own, takes

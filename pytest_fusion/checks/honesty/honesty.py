@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from pytest_fusion.checks.check import Check
-from pytest_fusion.checks.context import Context, call_placed
+from pytest_fusion.checks.context import Context, call_placed, collect
 from pytest_fusion.checks.honesty import kept_results
-from pytest_fusion.checks.outputs import collect
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.interpreter.bridge.named_device import stay_on_the_cpu

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.case.case_model import Case
-from pytest_fusion.checks.context import Context, call_placed
-from pytest_fusion.checks.outputs import collect
+from pytest_fusion.checks.context import Context, call_placed, collect
 from pytest_fusion.checks.randomness.masks import Mask, Masks, sides_of
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed

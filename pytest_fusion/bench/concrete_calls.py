@@ -23,13 +23,13 @@ from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run import pristine
 from pytest_fusion.run.bits import as_bytes
 from pytest_fusion.run.compiled import observe_compiled
+from pytest_fusion.run.fused import bare
 from pytest_fusion.run.measure.launches.count import count
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
 from pytest_fusion.run.measure.timing.alone import alone
 from pytest_fusion.run.measure.timing.graph_replay import twin
 from pytest_fusion.run.measure.timing.pairs import FEWEST_BLOCKS, PAIRS, Blocks, host_timed
 from pytest_fusion.run.measure.traffic import Traffic, algorithmic_bytes, traffic_of
-from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.wording import brief
 
 _INTERPRETED = "an interpreted kernel has no latency worth a number"

@@ -19,7 +19,7 @@ from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES
 from pytest_fusion.interpreter.bridge.dispatch import OperatorMode
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run.compiled import observe_compiled
-from pytest_fusion.run.unguarded import bare
+from pytest_fusion.run.fused import bare
 from pytest_fusion.spec.wording import brief, first_line
 
 # Namespaces of torch's own operators, which are not under test.

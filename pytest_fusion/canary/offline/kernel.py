@@ -22,7 +22,7 @@ from pytest_fusion.checks.context import Context, Progress, call, collect, refer
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.bits import as_bytes
-from pytest_fusion.run.fused import ContextLost
+from pytest_fusion.run.fused import ContextLost, bare
 from pytest_fusion.run.measure import launches as counting
 from pytest_fusion.run.measure.launches import Counts, Uncounted
 from pytest_fusion.run.measure.resources.noting import Noted, noted
@@ -30,7 +30,6 @@ from pytest_fusion.run.measure.resources.specialisation import Specialisation
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import place, rewrite
 from pytest_fusion.run.pristine import synchronize
-from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.fusion_spec import FusionSpec, parameters_of
 from pytest_fusion.spec.promises import Tolerance
 from pytest_fusion.spec.wording import brief, out_of_memory

@@ -22,13 +22,12 @@ from pytest_fusion.checks.context import Context, tensors_of
 from pytest_fusion.checks.launches.extra_launches import listed, surplus
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
-from pytest_fusion.run.fused import ContextLost
+from pytest_fusion.run.fused import ContextLost, bare
 from pytest_fusion.run.measure import launches
 from pytest_fusion.run.measure.launches import Counts, Modelled, Uncounted, Work
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.placing import Placed, place, rewrite
 from pytest_fusion.run.process.fork import cuda_is_poisoned
-from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import brief, first_line
 

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.interpreter.bridge.aten import one_by_one
+from pytest_fusion.interpreter.bridge.dispatch import one_by_one
 from pytest_fusion.oracle.evaluation import Evaluator
 from pytest_fusion.oracle.imaginary import parts, split
 from pytest_fusion.oracle.lane_result import Drawn

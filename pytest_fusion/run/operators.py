@@ -15,8 +15,7 @@ import torch
 from pytest_fusion import interpreter
 from pytest_fusion.case.containers import leaves, map_tensors, tensors_of
 from pytest_fusion.case.strided import expanded
-from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES
-from pytest_fusion.interpreter.bridge.dispatch import OperatorMode
+from pytest_fusion.interpreter.bridge.dispatch import TORCH_NAMESPACES, OperatorMode
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.fused import bare

@@ -22,8 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_fusion import interpreter
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES, has_kernel, shares_memory, written_by
-from pytest_fusion.interpreter.bridge.dispatch import InnerMode
+from pytest_fusion.interpreter.bridge.dispatch import TORCH_NAMESPACES, InnerMode, has_kernel, shares_memory, written_by
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.interpreter.memory.regions import described_by
 from pytest_fusion.interpreter.scoped import holding

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import torch
 
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.interpreter.bridge.aten import schema, shares_memory, written_by
+from pytest_fusion.interpreter.bridge.dispatch import schema, shares_memory, written_by
 from pytest_fusion.run.refusals import around_kernel
 
 # Along more dimensions torch also concatenates without this kernel (CAT_ARRAY_MAX_INPUT_DIMS).

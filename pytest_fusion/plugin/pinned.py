@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fusion.case.misfit import misfit
+from pytest_fusion.case.stated import misfit
 from pytest_fusion.diagnosis.repro import replay_file as replays
 from pytest_fusion.engine.request import Pinned
 from pytest_fusion.errors import ReplayError

@@ -14,7 +14,7 @@ from pytest_fusion.case import sizes as admissible
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import RECORDED_AS, ImpossibleCase, bounds_of, torch_dtype
-from pytest_fusion.case.misfit import misfit
+from pytest_fusion.case.stated import misfit
 from pytest_fusion.case.value_json import decode
 from pytest_fusion.errors import ReplayError
 from pytest_fusion.spec.dims import Size, Term

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -55,21 +55,14 @@ def zero(lab: Lab) -> Found | None:
     if not all(lab.attempt(case.with_(seed=seed)).right for seed in lab.seeds(case, _SEEDS)):
         return None
     # A loop bound that drops the last iteration shows in a small case only if it drops all.
-    for past in _past(lab, case):
-        if any(lab.attempt(past.with_(seed=seed)).wrong for seed in lab.seeds(past, _FEW_SEEDS)):
+    for block, name in itertools.product(lab.blocks[:_BLOCKS], lab.plain_sizes()):
+        past = _just_past(lab, case, name, block)
+        if past and any(lab.attempt(past.with_(seed=seed)).wrong for seed in lab.seeds(past, _FEW_SEEDS)):
             lab.ruled_out.append("size 0: wrong past a block without one too")
             lab.base = past
             return None
     shown = ", ".join(filled)
     return Found("zero-size", [f"right with {shown} of 1 or more, wrong with 0"])
-
-
-def _past(lab: Lab, case: Case) -> Iterator[Case]:
-    """The case with each dim in turn just past a block."""
-    for block, name in itertools.product(lab.blocks[:_BLOCKS], lab.plain_sizes()):
-        past = _just_past(lab, case, name, block)
-        if past is not None:
-            yield past
 
 
 def _just_past(lab: Lab, case: Case, name: str, tile: int) -> Case | None:
@@ -133,7 +126,9 @@ def tail(lab: Lab, changes: Sequence[Edit] = ()) -> Found | None:
     for base in dict.fromkeys((lab.base.key(), lab.grown().key())):
         case = lab.base if base == lab.base.key() else lab.grown()
         for name, size in lab.lengths().items():
-            found = next(filter(None, (_tail(lab, case, name, tile, changes) for tile in _tiles(lab, size))), None)
+            # Learned block sizes, the power of two to which a one-tile kernel pads a row, and a vector's size.
+            tiles = dict.fromkeys((*lab.blocks, 1 << max(size - 1, 1).bit_length(), _VECTOR))
+            found = next(filter(None, (_tail(lab, case, name, tile, changes) for tile in tiles)), None)
             if found is not None:
                 return found
     lab.ruled_out.append("partial tile: no size of a dim is right at whole tiles and wrong one past them")
@@ -195,11 +190,6 @@ def _all_whole(lab: Lab, case: Case, name: str, tile: int) -> Case | None:
         if other != name and size % tile:
             larger = lab.resized({other: tile}, larger) or larger
     return larger if larger.key() != case.key() else None
-
-
-def _tiles(lab: Lab, size: int) -> Iterator[int]:
-    """Learned block sizes, the power of two to which a one-tile kernel pads a row, and a vector's size."""
-    yield from dict.fromkeys((*lab.blocks, 1 << max(size - 1, 1).bit_length(), _VECTOR))
 
 
 def _neutral(lab: Lab, past: Case, dim: str, evidence: list[str]) -> Found | None:

@@ -60,7 +60,8 @@ def layout(lab: Lab) -> Found | None:
     guilty = [name for name in bent if lab.attempt(case, laid=case.contiguous([name])).right]
     if len(bent) > 1 and len(guilty) == 1:
         evidence.append(f"making {guilty[0]} alone contiguous is enough")
-    offsets, bent_strides = _offset(lab, case, bent), _strided(lab, case, bent)
+    offsets = [name for name in bent if geometry(_shape(lab, case, name), case.tensors[name].layout).offset]
+    bent_strides = _strided(lab, case, bent)
     if _past_int32(lab, case):
         return Found("int32-overflow", ["an offset passes 2^31 elements, and a compact copy is right", *evidence])
     if offsets and bent_strides:
@@ -85,10 +86,6 @@ def _wrong_when_larger(lab: Lab, plain: Case) -> Case | None:
 
 def _shape(lab: Lab, case: Case, name: str) -> tuple[int, ...]:
     return shape_of(lab.spec.tensors[name], case.sizes)
-
-
-def _offset(lab: Lab, case: Case, names: Iterable[str]) -> list[str]:
-    return [name for name in names if geometry(_shape(lab, case, name), case.tensors[name].layout).offset]
 
 
 def _strided(lab: Lab, case: Case, names: Iterable[str]) -> list[str]:

@@ -92,12 +92,9 @@ def _ran(
 
 def _ahead(spec: FusionSpec, sized: Iterable[tuple[str, Case]]) -> list[tuple[str, tuple[Sequence[Resources], str]]]:
     entries = list(sized)
-    reports = resources_of(spec, [_sizes(case) for _, case in entries], [TARGETS[TARGET]])
+    # As entries of ``bench=`` have them.
+    each = [{**case.sizes, "dtype": case.dtype, **dict.fromkeys(case.absent), **case.drawn} for _, case in entries]
+    reports = resources_of(spec, each, [TARGETS[TARGET]])
     # A call without Triton kernels spills nothing.
     problems = ["" if one.problem == NO_KERNEL else one.problem for one in reports]
     return [(text, (one.kernels, problem)) for (text, _), one, problem in zip(entries, reports, problems, strict=True)]
-
-
-def _sizes(case: Case) -> dict[str, Any]:
-    """The sizes of a case as an entry of ``bench=`` has them."""
-    return {**case.sizes, "dtype": case.dtype, **dict.fromkeys(case.absent), **case.drawn}

@@ -73,7 +73,7 @@ def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
         return []
     if not schema(func).writes and all(shares_memory(t, given) for t in made):
         return []
-    return [_work("kernel", name, _form(given, made))]
+    return [_work("kernel", name, ", ".join(f"{tuple(t.shape)} {_word(t.dtype)}" for t in (given or made)[:2]))]
 
 
 @lru_cache(maxsize=4096)
@@ -157,10 +157,6 @@ def _compares(given: list[torch.Tensor]) -> bool:
     """Whether ``equal`` reads values: not for empty tensors, different shapes or shared memory."""
     a, b = given[:2]
     return a.shape == b.shape and bool(a.numel()) and not shares_memory(a, [b])
-
-
-def _form(given: list[torch.Tensor], made: list[torch.Tensor]) -> str:
-    return ", ".join(f"{tuple(t.shape)} {_word(t.dtype)}" for t in (given or made)[:2])
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -32,8 +32,7 @@ from pytest_fusion.run.autotuned import causes
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.memory.arena import Arena
 from pytest_fusion.run.memory.damage import Damage
-from pytest_fusion.run.memory.far import FarRegion
-from pytest_fusion.run.memory.region import Region
+from pytest_fusion.run.memory.region import FarRegion, Region
 from pytest_fusion.run.memory.watch import Watch
 from pytest_fusion.run.placing import Placed
 from pytest_fusion.run.precision import default_precision

@@ -89,25 +89,22 @@ def _any_place_does(lab: Lab, answers: list[Answer], reading: Reading) -> bool:
 def _in_further_blocks(lab: Lab, case: Case, reading: Reading) -> bool:
     """Whether the reading explains longer cases too: past the first block, one element may agree by chance."""
     for times in (2, 3):
-        longer = _longer(lab, case, lambda size, times=times: times * size if size > reading.again else size)  # type: ignore[misc]
-        if longer.key() != case.key() and not _explains(lab, longer, reading):
-            return False
+        longer = longer_by(lab, case, lambda size, times=times: times * size if size > reading.again else size)  # type: ignore[misc]
+        if longer.key() != case.key():
+            # A reading names the place by its axis, whatever the size.
+            answer = lab.attempt(longer)
+            same = _same_in(lab, answer, reading, reading.what)
+            if not answer.wrong or same is None or not _equals(lab, answer, same):
+                return False
     return True
 
 
-def _longer(lab: Lab, case: Case, length: Callable[[int], int]) -> Case:
+def longer_by(lab: Lab, case: Case, length: Callable[[int], int]) -> Case:
     """The case with each dim of this length, as far as bounds allow."""
     for dim, size in case.sizes.items():
         if isinstance(size, int):
             case = lab.resized({dim: length(size)}, case) or case
     return case
-
-
-def _explains(lab: Lab, case: Case, reading: Reading) -> bool:
-    """Whether this reading explains a failing case; it names the place by its axis, whatever the size."""
-    answer = lab.attempt(case)
-    same = _same_in(lab, answer, reading, reading.what)
-    return answer.wrong and same is not None and _equals(lab, answer, same)
 
 
 def _same_in(lab: Lab, answer: Answer, reading: Reading, what: str) -> Reading | None:

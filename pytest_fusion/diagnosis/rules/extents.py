@@ -218,7 +218,10 @@ def _still_shows(lab: Lab, case: Case, edit: Edit, dim: str) -> bool:
     """
     found = lab.attempt(case, edit=edit).probe
     before = _right_with(lab, found, found.logical) if found is not None else None
-    if found is None or before is None or not _of_use(before):
+    if found is None or before is None:
+        return False
+    floating = [right.double() for right in before.values() if right.numel() and right.is_floating_point()]
+    if not any(bool(torch.isfinite(t).all()) and bool((t != 0).any()) for t in floating):
         return False
     size = count(case.sizes[dim])
     # For a gradient that depends only on the upstream gradient, as a ReLU's, the last index counts through that.
@@ -263,11 +266,6 @@ def _right_with(
     except (NoGraph, ReferenceFailed):
         return None
     return {name: lanes[name[1:]].oracle} if name[1:] in lanes else None
-
-
-def _of_use(expected: Mapping[str, torch.Tensor]) -> bool:
-    floating = [right.double() for right in expected.values() if right.numel() and right.is_floating_point()]
-    return any(bool(torch.isfinite(t).all()) and bool((t != 0).any()) for t in floating)
 
 
 def _differ(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:

@@ -38,12 +38,6 @@ def _rounded(operand: Operand) -> Tensor:
     return operand.lanes.rounded
 
 
-def _whole(call: Call) -> bool:
-    """Whether all tensors are integers and bools."""
-    every = tensors_of((call.args, call.kwargs, call.natives))
-    return not any(t.is_floating_point() for t in every)
-
-
 class Evaluator(DispatchMode):
     """Carries out operations on the lanes of their operands; `LaneMode` decides when."""
 
@@ -128,7 +122,8 @@ class Evaluator(DispatchMode):
         self._read(call)
         outs = tuple(native for native in call.natives if isinstance(native, Tensor))
         op = Op(self.noise, call.func, call.plan.name, outs, call.args, terms)
-        if not (known.exact or known.semantic or known.casts or known.places) and _whole(call):
+        whole = not any(t.is_floating_point() for t in tensors_of((call.args, call.kwargs, call.natives)))
+        if whole and not (known.exact or known.semantic or known.casts or known.places):
             # Nothing rounds: noise just below an integer would make it another one.
             args, kwargs = call.on(_rounded)
             return [Lanes(value, value) for value in results_of(each(call.func, *args, **kwargs))]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -250,13 +249,12 @@ def _depends_on_order(lab: Lab, case: Case, dim: str) -> bool | None:
     places = lab.axes_of(dim, case)
     if not places:
         return None
-    before, after = _pair(lab, lab.attempt(case)), _pair(lab, lab.attempt(case, edit=_ordered(places, order)), order)
+    edit = edits.along(places.items(), "another order of", lambda t, axis: _in_order(t, axis, order))
+    before, after = _pair(lab, lab.attempt(case)), _pair(lab, lab.attempt(case, edit=edit), order)
     if before is None or after is None or before[0].shape != after[0].shape:
         return None
     for axis in (None, *(i for i, length in enumerate(before[0].shape) if length == size)):
-        got, right = (
-            t if axis is None else t.index_select(axis, torch.tensor(order, device=t.device)) for t in before[:2]
-        )
+        got, right = (t if axis is None else _in_order(t, axis, order) for t in before[:2])
         if not torch.allclose(right, after[1], 1e-9, 1e-12 * float(right.abs().max())):
             continue
         error, changed = (float((after[0] - t).square().mean().sqrt()) for t in (after[1], got))
@@ -264,17 +262,8 @@ def _depends_on_order(lab: Lab, case: Case, dim: str) -> bool | None:
     return None
 
 
-def _ordered(places: Mapping[str, int], order: list[int]) -> Edit:
-    """These axes in another order, the same for all."""
-
-    def apply(logical: dict[str, Any]) -> dict[str, Any]:
-        changed = dict(logical)
-        for name, axis in places.items():
-            if isinstance(t := changed.get(name), torch.Tensor):
-                changed[name] = t.index_select(axis, torch.tensor(order, device=t.device))
-        return changed
-
-    return Edit(f"another order of {dict(places)}", apply)
+def _in_order(t: torch.Tensor, axis: int, order: list[int]) -> torch.Tensor:
+    return t.index_select(axis, torch.tensor(order, device=t.device))
 
 
 def digits(lab: Lab) -> Found | None:

@@ -69,7 +69,8 @@ def compile_all(
     """The answer to each job, by its id; at most ``processes`` (default: one a core) run, in a worker (``command``)."""
     wide = max(1, processes or os.cpu_count() or 1)
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - '' must become the current folder
-    environment = _environment(path)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, path))}
     request = {"path": path, "environment": environment, "folder": str(Path.cwd()), "limit": seconds, "wide": wide}
     answers: dict[int, Answer] = {}
 
@@ -108,11 +109,6 @@ def _batches(jobs: Sequence[Job], wide: int) -> list[dict[str, Any]]:
         for target, own in by_target.items()
         for part in range(min(parts, len(own)))
     ]
-
-
-def _environment(path: Sequence[str]) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return own | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def _worker(command: Sequence[str], environment: Mapping[str, str]) -> Worker:

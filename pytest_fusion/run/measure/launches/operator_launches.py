@@ -56,7 +56,9 @@ def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
     if name == "_local_scalar_dense":
         return [_work("memcpy", name)]
     if name == "equal":
-        return [_work("kernel", name)] if _compares(given) else []
+        # It reads no values of empty tensors, different shapes or shared memory.
+        a, b = given[:2]
+        return [_work("kernel", name)] if a.shape == b.shape and a.numel() and not shares_memory(a, [b]) else []
     written = written_by(func, args, kwargs) or made
     if not any(t.numel() for t in written):
         return []
@@ -151,12 +153,6 @@ def _joined(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> l
     into = made[0].dtype
     casts = [f"{_word(t.dtype)} to {_word(into)}" if t.dtype != into else "" for t in parts]
     return [_work("kernel" if cast else "memcpy", name, cast) for cast in casts]
-
-
-def _compares(given: list[torch.Tensor]) -> bool:
-    """Whether ``equal`` reads values: not for empty tensors, different shapes or shared memory."""
-    a, b = given[:2]
-    return a.shape == b.shape and bool(a.numel()) and not shares_memory(a, [b])
 
 
 def _word(dtype: torch.dtype) -> str:

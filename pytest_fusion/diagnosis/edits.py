@@ -209,11 +209,11 @@ def along(places: Iterable[tuple[str, int]], what: str, function: Callable[[torc
 
 def repeated(places: Iterable[tuple[str, int]], index: int = 0) -> Edit:
     """One index of an axis, repeated at all of its indices."""
-
-    def function(t: torch.Tensor, axis: int) -> torch.Tensor:
-        return t.narrow(axis, index, 1).expand(t.shape).contiguous() if t.shape[axis] else t
-
-    return along(places, f"{index} repeated", function)
+    return along(
+        places,
+        f"{index} repeated",
+        lambda t, axis: t.narrow(axis, index, 1).expand(t.shape).contiguous() if t.shape[axis] else t,
+    )
 
 
 def ended(places: Iterable[tuple[str, int]], size: int) -> Edit:
@@ -249,13 +249,10 @@ def alone(name: str, axis: int, index: int) -> Edit:
 def upcast() -> Edit:
     """The same numbers, 16-bit tensors as float32."""
 
-    def apply(logical: dict[str, Any]) -> dict[str, Any]:
-        return {
-            name: value.to(torch.float32) if isinstance(value, torch.Tensor) and value.dtype in _COARSE else value
-            for name, value in logical.items()
-        }
+    def wide(value: Any) -> Any:
+        return value.to(torch.float32) if isinstance(value, torch.Tensor) and value.dtype in _COARSE else value
 
-    return Edit("float32 instead of 16 bits", apply)
+    return Edit("float32 instead of 16 bits", lambda logical: {name: wide(value) for name, value in logical.items()})
 
 
 def number(name: str, value: float) -> Edit:

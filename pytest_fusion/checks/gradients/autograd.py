@@ -127,9 +127,7 @@ def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None,
 
 def _of_reference(mode: str, trial: Trial, upstream: Upstream) -> dict[str, torch.Tensor] | None:
     """The reference's results in this mode; ``None`` where it raises."""
-    arguments = copies(trial.logical)
-    for name in upstream.wanted:
-        arguments[name] = arguments[name].detach().requires_grad_(True)
+    arguments = copies(trial.logical, upstream.wanted)
     spec = trial.spec
     try:
         with trial.context.clock.phase("reference"), _MODES[mode]():

@@ -189,9 +189,7 @@ class Upstream:
     def _graph(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The reference's arguments and differentiable outputs; notes the outputs that get a gradient."""
         spec, context = self.trial.spec, self.trial.context
-        arguments = copies(self.trial.logical)
-        for name in self.wanted:
-            arguments[name] = arguments[name].detach().requires_grad_(True)
+        arguments = copies(self.trial.logical, self.wanted)
         try:
             result = spec.reference(**arguments, **takes(spec.reference, context.extra))
             outputs = differentiable(collect(result, arguments, spec.mutates).tensors)

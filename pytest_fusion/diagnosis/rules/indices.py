@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.plan import in_dtype
 from pytest_fusion.checks import probe as probing
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.invariance.case_slices import Unsliceable, input_axes, selected, unsliceable
@@ -36,17 +37,10 @@ def failing(lab: Lab) -> Iterator[Case]:
     sizes = [lab.grown(plain), lab.grown(plain, (9, 18, 8, 12))]
     for block in lab.blocks[:2]:
         sizes += [case for name in lab.plain_sizes() if (case := lab.resized({name: 2 * block + 3}, lab.grown(plain)))]
-    singles = {single.key(): single for single in (_in_float32(lab, case) for case in sizes)}
+    if "float32" in lab.spec.dtypes:
+        sizes = [in_dtype(lab.spec, case, "float32") for case in sizes]
+    singles = {case.key(): case for case in sizes}
     yield from itertools.islice(filter(lab.mostly_wrong, singles.values()), _MOST_CASES)
-
-
-def _in_float32(lab: Lab, case: Case) -> Case:
-    if "float32" not in lab.spec.dtypes:
-        return case
-    for name in case.tensors:
-        if lab.spec.tensors[name].follows_case_dtype:
-            case = case.with_tensor(name, dtype="float32")
-    return case.with_(dtype="float32")
 
 
 def misread(lab: Lab) -> Found | None:

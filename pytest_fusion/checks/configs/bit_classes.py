@@ -23,6 +23,7 @@ from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Evidence, Verdict, failed, hazard, passed
 from pytest_fusion.run.autotuned import Tuned, launched
 from pytest_fusion.run.memory import FILLS
+from pytest_fusion.spec.wording import grouped
 
 CODE = "config-variant-bits"
 _CHECK = "configs"
@@ -155,11 +156,8 @@ def _compared(trial: Trial, seen: Tuned, state: _Bits) -> Verdict | None:
 
 def _unlike(trial: Trial, seen: Tuned) -> list[list[int]]:
     """The configs that pruning leaves; together those that differ in nothing that an interpreted kernel reads."""
-    alike: dict[Any, list[int]] = {}
-    for index in sorted(seen.survivors):
-        key = seen.read(index) if trial.context.device.type == "cpu" else index
-        alike.setdefault(key, []).append(index)
-    return list(alike.values())
+    on_cpu = trial.context.device.type == "cpu"
+    return list(grouped((seen.read(index) if on_cpu else index, index) for index in sorted(seen.survivors)).values())
 
 
 def _verdict(
@@ -182,10 +180,7 @@ def classes_of(context: Context) -> dict[str, list[list[int]]]:
     found = {}
     for kernel, numbers in context.state(_Bits).classes.items():
         whole = max(map(len, numbers.values()), default=0)
-        together: dict[tuple[int, ...], list[int]] = {}
-        for index, seen in sorted(numbers.items()):
-            if len(seen) == whole:
-                together.setdefault(tuple(seen), []).append(index)
+        together = grouped((tuple(seen), index) for index, seen in sorted(numbers.items()) if len(seen) == whole)
         found[kernel] = list(together.values())
     return found
 

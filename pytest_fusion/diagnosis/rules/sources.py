@@ -19,6 +19,7 @@ from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.diagnosis.experiments import Answer, Found, Lab, ordinary
 from pytest_fusion.diagnosis.rules.indices import longer_by
 from pytest_fusion.oracle.tolerance.output_verdict import index_of
+from pytest_fusion.spec.wording import grouped
 
 # One reference runs for each element and change, at half a millisecond, and far fewer runs of the kernel.
 _MOST_ELEMENTS = 40
@@ -157,10 +158,8 @@ def _next_to(near: list[Place], shapes: Mapping[str, tuple[int, ...]], axis: int
     for name, shape in shapes.items():
         if axis >= len(shape):
             continue
-        lines: dict[tuple[int, ...], list[int]] = {}
-        for _, flat in (place for place in near if place[0] == name):
-            at = index_of(flat, shape)
-            lines.setdefault((*at[:axis], *at[axis + 1 :]), []).append(at[axis])
+        places = [index_of(flat, shape) for owner, flat in near if owner == name]
+        lines = grouped(((*at[:axis], *at[axis + 1 :]), at[axis]) for at in places)
         for others, line in lines.items():
             if len(line) + 1 == shape[axis]:
                 return ()

@@ -24,6 +24,7 @@ from pytest_fusion.run.measure.resources.targets import Target
 from pytest_fusion.run.process.fork import Channel, Crash, run_isolated
 from pytest_fusion.run.process.supervisor import last_line
 from pytest_fusion.run.process.worker import Requests, Worker, WorkerLost, command
+from pytest_fusion.spec.wording import grouped
 
 JOB_SECONDS = 120.0
 # Importing torch and Triton on a busy machine of two cores.
@@ -100,9 +101,7 @@ def compile_all(
 
 def _batches(jobs: Sequence[Job], wide: int) -> list[dict[str, Any]]:
     """Batches of one target each: a process models one device. Splits a target if processes would idle."""
-    by_target: dict[str, list[dict[str, Any]]] = {}
-    for job in jobs:
-        by_target.setdefault(job.target.name, []).append({"id": job.id, **job.data})
+    by_target = grouped((job.target.name, {"id": job.id, **job.data}) for job in jobs)
     parts = max(1, wide // max(1, len(by_target)))
     return [
         {"target": target, "jobs": own[part::parts]}

@@ -64,8 +64,7 @@ def record_of(job: Job, tally: Tally, *, elsewhere: str = "", cause: str | None 
         if job.only is not None and job.given is None:
             message = f"the case cannot be judged here: {kinds}" + (f" ({elsewhere})" if elsewhere else "")
             return _unknown(record, "error", failure.verdict.reason, message)
-    others = [one for one in found if one is not failure]
-    return _with_failure(job, tally, failure, others, record, elsewhere)
+    return _with_failure(job, tally, failure, [one for one in found if one is not failure], record, elsewhere)
 
 
 def _accepted(

@@ -235,8 +235,7 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
 def kernel_beside(spec: FusionSpec, context: Context, fused: Callable[..., Any]) -> Kernel:
     """Another kernel for the same spec, in this process. Raises ``SpecError`` if it does not take the inputs."""
     other = spec.with_(fused=without_fixtures(fused, spec.fixtures), name=spec.name)
-    fresh = Context(other, context.device, context.extra, programs=context.programs, deep=context.deep)
-    return Kernel(fresh)
+    return Kernel(Context(other, context.device, context.extra, programs=context.programs, deep=context.deep))
 
 
 def contract(spec: FusionSpec) -> dict[str, Any]:

@@ -404,5 +404,4 @@ def _solutions(term: Term, unknown: str, size: int, found: Mapping[str, Size]) -
     if not any(value >= 0 and at(value) == size for value in candidates):
         divisors = [part for part in range(1, _TRIED + 1) if at(size * part) == size]
         candidates = [size * part + rest for part in divisors for rest in range(part)]
-    fitting = sorted({value for value in candidates if value >= 0 and at(value) == size})
-    return fitting[:2]
+    return sorted({value for value in candidates if value >= 0 and at(value) == size})[:2]

@@ -109,8 +109,7 @@ def _lengths(trial: Trial) -> dict[str, int]:
 
 def run(trial: Trial) -> Verdict:
     """A finding where two configs of a kernel give different bits."""
-    shrinks = trial.context.focus.sought is not None
-    state = _Bits() if shrinks else trial.context.state(_Bits)
+    state = _Bits() if trial.context.focus.sought is not None else trial.context.state(_Bits)
     state.cases += 1
     for name, length in _lengths(trial).items():
         state.longest[name] = max(length, state.longest.get(name, 0))

@@ -170,8 +170,7 @@ def _in_thread(trial: Trial, first_wrong: FirstWrong, frames: list[unmarked.Fram
     outcome = call_placed(context, fused, placed)
     if outcome.error is not None:
         return f"the kernel raises {type(outcome.error).__name__}"
-    outputs = collect(outcome.result, placed.arguments, spec.mutates).tensors
-    different = first_wrong(outputs)
+    different = first_wrong(collect(outcome.result, placed.arguments, spec.mutates).tensors)
     return None if different is None else f"{different} is another one"
 
 

@@ -216,8 +216,7 @@ def _impossible(trial: Trial, name: str, rows: _Rows, got: torch.Tensor) -> Verd
 
 def _of(p: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
     """The probability of each draw; meaningless for one outside the vocabulary."""
-    inside = drawn.clamp(0, p.shape[-1] - 1)
-    return p.gather(-1, inside[:, None])[:, 0]
+    return p.gather(-1, drawn.clamp(0, p.shape[-1] - 1)[:, None])[:, 0]
 
 
 def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:

@@ -116,8 +116,7 @@ def stands_apart(lab: Lab, dim: str) -> bool:
     """Whether slices along a dim do not depend on the first or last one in the reference: nothing sums along it."""
     others = {count(size) for name, size in lab.base.sizes.items() if name != dim}
     size = next((n for n in _UNUSUAL if n not in others), _UNUSUAL[0])
-    case = lab.resized({dim: size}, ordinary(lab.base, edits.free(lab.spec, lab.base)))
-    found = lab.attempt(case).probe
+    found = lab.attempt(lab.resized({dim: size}, ordinary(lab.base, edits.free(lab.spec, lab.base)))).probe
     before = probing.right_of(lab.context, found.logical) if found is not None else None
     if found is None or before is None or not any(axis_of(t, size) is not None for t in before.values()):
         return False

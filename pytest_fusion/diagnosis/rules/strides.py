@@ -152,8 +152,7 @@ def _pitched(lab: Lab, case: Case, names: Iterable[str]) -> Case | None:
         shape = _shape(lab, case, name)
         if len(shape) < 2:
             return None
-        items = _ALIGNED_BYTES // torch_dtype(case.tensors[name].dtype).itemsize
-        laid = Layout("pitched", 0, items)
+        laid = Layout("pitched", 0, _ALIGNED_BYTES // torch_dtype(case.tensors[name].dtype).itemsize)
         own, pitched = geometry(shape, case.tensors[name].layout).strides, list(geometry(shape, laid).strides)
         if any(own[axis] != own[axis + 1] * shape[axis + 1] for axis in range(len(shape) - 2)):
             for axis in reversed(range(len(shape) - 2)):

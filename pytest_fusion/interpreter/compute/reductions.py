@@ -46,8 +46,7 @@ def reduce_tree(arrays: Sequence[Array], axis: int, combine: Combine) -> list[Ar
     while (length := level[0].shape[axis]) > 1:
         even = length - length % 2
         left = [_part(a, axis, slice(0, even, 2)) for a in level]
-        right = [_part(a, axis, slice(1, even, 2)) for a in level]
-        merged = combine(left, right)
+        merged = combine(left, [_part(a, axis, slice(1, even, 2)) for a in level])
         if length % 2:
             last = [_part(a, axis, slice(even, None)) for a in level]
             merged = [np.concatenate([m, t], axis=axis) for m, t in zip(merged, last, strict=True)]

@@ -96,8 +96,7 @@ class _Transformer(ast.NodeTransformer):
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         self.generic_visit(node)
-        message = node.msg or ast.Constant(value="")
-        return ast.Expr(value=_call("check", [node.test, _thunk(message)]))
+        return ast.Expr(value=_call("check", [node.test, _thunk(node.msg or ast.Constant(value=""))]))
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return node

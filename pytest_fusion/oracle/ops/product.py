@@ -143,8 +143,7 @@ computed("mm bmm", operands=True)(lambda op, a, b, *_, **__: product(op, a, b))
 
 @computed("addmm baddbmm", operands=True)
 def _addmm(op: Op, bias: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    value = product(op, a, b)
-    return _biased(op, value, bias.value, beta, alpha, op.made or steps(a.value[0], b.value[0]))
+    return _biased(op, product(op, a, b), bias.value, beta, alpha, op.made or steps(a.value[0], b.value[0]))
 
 
 def _biased(op: Op, value: Tensor, bias: Tensor, beta: float, alpha: float, terms: int) -> Tensor:

@@ -73,8 +73,7 @@ class OperatorCall:
     @property
     def decomposes(self) -> bool:
         """Whether compilers see inside it, as into ``torch.library.triton_op``."""
-        module = sys.modules.get("torch._library.triton")
-        return self.name in getattr(module, "triton_ops_to_kernels", {})
+        return self.name in getattr(sys.modules.get("torch._library.triton"), "triton_ops_to_kernels", {})
 
     def restore(self) -> None:
         """Restore the arguments' values: a second call that writes the same again changes nothing."""

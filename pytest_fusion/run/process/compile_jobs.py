@@ -83,8 +83,7 @@ def compile_all(
     with _using:
         # Twice: a killed worker says nothing about the jobs.
         for _ in range(2):
-            pending = [job for job in jobs if job.id not in answers]
-            batches = _batches(pending, wide)
+            batches = _batches([job for job in jobs if job.id not in answers], wide)
             try:
                 worker = _worker(command, environment)
                 limit = START_SECONDS + seconds

@@ -71,10 +71,9 @@ def _spec_of(test: Test, reference: Test, keywords: Mapping[str, Any]) -> Fusion
             f"{test.__name__}: the test must be a plain function that returns the fused result, not a coroutine"
         )
     declared = stated_inputs(keywords.get("inputs"), test.__name__)
-    parameters = inspect.signature(test).parameters
     inputs: dict[str, Any] = {**inputs_from_annotations(test), **declared}
     fixtures: list[str] = []
-    for name, parameter in parameters.items():
+    for name, parameter in inspect.signature(test).parameters.items():
         if name in inputs:
             continue
         if parameter.default is not parameter.empty:

@@ -202,8 +202,7 @@ class _Matching:
         if strided.expanded(shape, strides) and name in self.spec.given_up:
             raise UnmatchedError(f"{name!r} is written, and its strides {strides} repeat elements")
         made = Layout(strided.stated(strides), offset)
-        elements = geometry(shape, Layout()).storage
-        if geometry(shape, made).storage > max(_GAPS * elements, _MOST_STORAGE):
+        if geometry(shape, made).storage > max(_GAPS * geometry(shape, Layout()).storage, _MOST_STORAGE):
             self.notes.append(f"{name!r} has the strides {strides}, too far apart for a case: {nearest} instead")
             return Layout(nearest or "contiguous", offset)
         return made

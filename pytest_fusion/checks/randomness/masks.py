@@ -439,8 +439,7 @@ class Masks:
         return list(dict.fromkeys(ordered))
 
     def _read(self, sides: Mapping[str, Side], got: Mapping[str, torch.Tensor]) -> Mask:
-        device = self._context.device
-        keep = torch.zeros(self.shape, dtype=torch.bool, device=device)
+        keep = torch.zeros(self.shape, dtype=torch.bool, device=self._context.device)
         known = keep.clone()
         for name, side in sides.items():
             seen = side.read(got[name], self.shape) if name in got else None

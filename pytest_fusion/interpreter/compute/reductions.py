@@ -145,7 +145,6 @@ class Reducer:
         """``tl.map_elementwise``: ``scalar_fn`` of ``pack`` neighbouring elements of each tensor at a time."""
         pack = int(getattr(pack, "value", pack))
         arrays = list(np.broadcast_arrays(*batch.aligned(*(t.handle.data for t in args))))
-        shape = arrays[0].shape
         operands = [
             self._scalars(a.reshape(-1)[first::pack], t.dtype)
             for a, t in zip(arrays, args, strict=True)
@@ -159,7 +158,7 @@ class Reducer:
             column = np.empty(arrays[0].size, numpy_dtype(values[first].dtype))
             for position in range(pack):
                 column[position::pack] = values[first + position].handle.data
-            results.append(self._tensor(column.reshape(shape), values[first].dtype))
+            results.append(self._tensor(column.reshape(arrays[0].shape), values[first].dtype))
         return results[0] if len(results) == 1 else tuple(results)
 
     def _reduce(self, arrays: list[Array], axis: int, combine_fn: Any, inputs: list[Any]) -> list[Array]:
@@ -191,7 +190,6 @@ class Reducer:
         types = [t.dtype for t in inputs]
 
         def combine(left: list[Array], right: list[Array]) -> list[Array]:
-            shape = left[0].shape
             operands = [
                 self._scalars(a.reshape(-1), ty) for side in (left, right) for a, ty in zip(side, types, strict=True)
             ]
@@ -202,7 +200,7 @@ class Reducer:
             for value, ty in zip(values, types, strict=True):
                 data = np.asarray(value.handle.data if isinstance(value, self._tl.tensor) else value)
                 whole = np.broadcast_to(data.reshape(-1), (left[0].size,))
-                arrays.append(whole.reshape(shape).astype(numpy_dtype(ty), copy=False))
+                arrays.append(whole.reshape(left[0].shape).astype(numpy_dtype(ty), copy=False))
             return arrays
 
         return combine

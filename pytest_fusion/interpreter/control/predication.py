@@ -153,9 +153,8 @@ class Branch:
         """Begin the second path: activate the other programs, and return the variables from before the branch."""
         assert self._mask is not None
         self._then = variables
-        now = batch.current.active
         # Programs that returned on the first path stay inactive.
-        self._before = _without(self._before, self._mask, now)
+        self._before = _without(self._before, self._mask, batch.current.active)
         batch.current.active = _both(self._before, ~self._mask)
         return self._saved
 

@@ -147,8 +147,7 @@ class Shrinker:
                 if offset < layout.offset:
                     yield self.case.with_tensor(name, layout=Layout(layout.kind, offset, layout.variant))
             ndim = len(shape_of(inner, self.case.sizes))
-            pairs = allowed_layouts(self.plan.spec, name, inner)
-            for kind, variant in pairs:
+            for kind, variant in allowed_layouts(self.plan.spec, name, inner):
                 if (kind, variant) == (layout.kind, layout.variant):
                     break
                 if layouts.variants(kind, ndim) > variant or kind == "contiguous":

@@ -171,9 +171,7 @@ def _without(before: Array | None, went: Array, still: Array | None) -> Array | 
     """``before`` less those of ``went`` that are no longer active."""
     assert still is not None
     gone = _both(before, went) & ~still
-    if not gone.any():
-        return before
-    return _both(before, ~gone)
+    return _both(before, ~gone) if gone.any() else before
 
 
 TAKEN = Branch(True, False)

@@ -279,8 +279,7 @@ def _target(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         return "host"
     if name == "cuda":
         return "device"
-    named_devices = [kwargs.get("device"), *(args[1:2] if name == "to" else ())]
-    for value in named_devices:
+    for value in (kwargs.get("device"), *(args[1:2] if name == "to" else ())):
         if isinstance(value, str):
             return "host" if value.startswith("cpu") else "device"
         if isinstance(value, (torch.device, torch.Tensor)):

@@ -30,8 +30,7 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
 from pytest_fusion.case.plan import Limits, build, make_plan
-from pytest_fusion.checks.context import Context, call, reference_of
-from pytest_fusion.checks.outputs import collect, varies
+from pytest_fusion.checks.context import Context, call, collect, reference_of, varies
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
 from pytest_fusion.run.measure.resources.kernel_resources import Report, recompilations_of, resources_of

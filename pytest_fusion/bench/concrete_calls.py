@@ -18,18 +18,18 @@ from pytest_fusion.bench.bench_run import rows_of
 from pytest_fusion.bench.latency import against_itself, compared, latency, replay_method, samples, timed
 from pytest_fusion.bench.measured import Figures, Measured, beside_baseline, common
 from pytest_fusion.bench.on_device import opened
-from pytest_fusion.case.containers import leaves, map_tensors, tensors_of
+from pytest_fusion.case.containers import map_tensors, tensors_of
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run import pristine
 from pytest_fusion.run.bits import as_bytes
 from pytest_fusion.run.compiled import observe_compiled
+from pytest_fusion.run.fused import bare
 from pytest_fusion.run.measure.launches.count import count
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
 from pytest_fusion.run.measure.timing.alone import alone
 from pytest_fusion.run.measure.timing.graph_replay import twin
 from pytest_fusion.run.measure.timing.pairs import FEWEST_BLOCKS, PAIRS, Blocks, host_timed
 from pytest_fusion.run.measure.traffic import Traffic, algorithmic_bytes, traffic_of
-from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.wording import brief
 
 _INTERPRETED = "an interpreted kernel has no latency worth a number"
@@ -102,15 +102,12 @@ def remembers(pair: Pair) -> bool:
         result = tensors_of(pair.fused(**inputs))
         return [t.detach().clone() for t in result]
 
-    def change(t: Any) -> None:
-        if isinstance(t, torch.Tensor) and t.is_floating_point() and t.element_size() > 1:
-            t.mul_(0.75).add_(0.125)
-
     try:
         with bare(), torch.no_grad():
             before = call()
-            for leaf in leaves(inputs):
-                change(leaf.value)
+            for t in tensors_of(inputs):
+                if t.is_floating_point() and t.element_size() > 1:
+                    t.mul_(0.75).add_(0.125)
             if not _same(before, call()):
                 return False
             inputs = {name: map_tensors(value, twin) for name, value in inputs.items()}

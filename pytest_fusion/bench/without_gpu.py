@@ -18,10 +18,10 @@ from pytest_fusion.case.make import ImpossibleCase, InputFailed, copies_of_zeros
 from pytest_fusion.interpreter.bridge.named_device import with_stand_in
 from pytest_fusion.interpreter.control.executor import skipped
 from pytest_fusion.oracle.reference import takes
+from pytest_fusion.run.fused import bare
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
 from pytest_fusion.run.measure.launches.modelled_launches import modelled
 from pytest_fusion.run.measure.traffic import Traffic, algorithmic_bytes, traffic_of
-from pytest_fusion.run.unguarded import bare
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import brief, first_line
 

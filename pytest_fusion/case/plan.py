@@ -223,8 +223,7 @@ def cost(spec: FusionSpec, case: Case) -> tuple[int, int]:
     """Elements of the largest tensor, and the product of all sizes. Raises ``ImpossibleCase``."""
     tensors = spec.tensors
     elements = max((math.prod(shape_of(tensors[name], case.sizes)) for name in case.tensors), default=0)
-    work = math.prod(max(sizes.count(size), 1) for size in case.sizes.values())
-    return elements, work
+    return elements, math.prod(max(sizes.count(size), 1) for size in case.sizes.values())
 
 
 def within_limits(plan: Plan, case: Case) -> Case:

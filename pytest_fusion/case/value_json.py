@@ -16,11 +16,11 @@ def _unknown(_: Any) -> Any:
     return NotImplemented
 
 
-def _opaque(value: Any) -> Any:
-    return {"opaque": repr(value)}
-
-
-def encode(value: Any, special: Callable[[Any], Any] = _unknown, otherwise: Callable[[Any], Any] = _opaque) -> Any:
+def encode(
+    value: Any,
+    special: Callable[[Any], Any] = _unknown,
+    otherwise: Callable[[Any], Any] = lambda value: {"opaque": repr(value)},
+) -> Any:
     """JSON for a drawn value; one without becomes ``{"opaque": repr}``, which does not replay.
 
     ``special`` comes first, inside containers too, and returns ``NotImplemented`` for what it does not know.

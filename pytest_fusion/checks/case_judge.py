@@ -31,7 +31,7 @@ from pytest_fusion.interpreter.control import launch_replay
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.autotuned import launched
 from pytest_fusion.run.fused import Outcome, compile_only
-from pytest_fusion.run.memory import FILLS, far
+from pytest_fusion.run.memory import FILLS, region
 from pytest_fusion.run.placing import place
 from pytest_fusion.spec.wording import out_of_memory
 
@@ -121,7 +121,7 @@ def _judge(context: Context, case: Case, *, again: bool) -> CaseResult:
 
 def _judge_noting(context: Context, case: Case, result: CaseResult, *, again: bool) -> CaseResult:
     if any(tensor.layout.kind == large_offsets.KIND for tensor in case.tensors.values()):
-        lacking = far.lacking(large_offsets.far_tensors(context.spec, case).values(), context.device)
+        lacking = region.lacking(large_offsets.far_tensors(context.spec, case).values(), context.device)
         if lacking is not None:
             return reject(context, result, NO_ROOM_TO_JUDGE, MemoryError(lacking))
     try:

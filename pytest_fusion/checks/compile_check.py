@@ -32,10 +32,10 @@ from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run import compilers
+from pytest_fusion.run.fused import bare, called
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.run.operators import Form, Log, Made, OperatorCall, logged, opcheck
 from pytest_fusion.run.placing import Placed, place, rewrite
-from pytest_fusion.run.unguarded import bare, called
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import brief
 

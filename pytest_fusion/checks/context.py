@@ -1,9 +1,10 @@
-"""The context of a test, the calls of kernel and reference on one case, and what ends a case early."""
+"""The context of a test, calls of kernel and reference on one case, their outputs by name, what ends a case early."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -11,12 +12,18 @@ import torch
 
 from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
-from pytest_fusion.case.containers import tensors_by_name
+from pytest_fusion.case.containers import leaves, nesting, tensors_by_name
 from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
-from pytest_fusion.checks.evidence import Deviation
-from pytest_fusion.checks.outputs import Outputs, collect
 from pytest_fusion.checks.vacuity import Vacuity
-from pytest_fusion.checks.verdict import NO_ROOM_TO_JUDGE, NOT_MODELLED, OUT_OF_MEMORY, TOO_EXPENSIVE, Verdict, failed
+from pytest_fusion.checks.verdict import (
+    NO_ROOM_TO_JUDGE,
+    NOT_MODELLED,
+    OUT_OF_MEMORY,
+    TOO_EXPENSIVE,
+    Deviation,
+    Verdict,
+    failed,
+)
 from pytest_fusion.errors import GridTooLargeError, TooManyProgramsError
 from pytest_fusion.interpreter.control.batch import EndlessLoopError
 from pytest_fusion.interpreter.launch import Launch
@@ -296,3 +303,48 @@ def same_draws(spec: FusionSpec, logical: Mapping[str, Any]) -> dict[str, Any]:
     rng = spec.random
     names = (rng.seed, rng.p) if rng is not None else ()
     return {name: logical[name] for name in names if isinstance(name, str)}
+
+
+# The end of the name of an output that is an input.
+IN_PLACE = " (in place)"
+
+
+@dataclass(slots=True)
+class Outputs:
+    """Named result tensors and plain values; ``shape`` is the nesting as text."""
+
+    tensors: dict[str, torch.Tensor]
+    plain: dict[str, Any]
+    shape: str
+
+
+def collect(result: Any, arguments: Mapping[str, Any], mutates: Iterable[str], *, returned: bool = True) -> Outputs:
+    """Name every leaf. The lone result is called ``out``; an input written in place keeps its name (``ps[0]``)."""
+    tensors: dict[str, torch.Tensor] = {}
+    plain: dict[str, Any] = {}
+    if returned:
+        for leaf in leaves(result):
+            name = f"out{leaf.path}"
+            if leaf.is_tensor:
+                tensors[name] = leaf.value
+            else:
+                plain[name] = leaf.value
+    for name in mutates:
+        tensors |= {f"{inner}{IN_PLACE}": t for inner, t in tensors_by_name(name, arguments[name]).items()}
+    return Outputs(tensors, plain, nesting(result) if returned else "")
+
+
+def spellings(output: str) -> tuple[str, ...]:
+    """Names that ``deterministic=`` may use for an output: ``out[1]``, ``out['dq']``, ``dq``, or an input's name."""
+    if output.endswith(IN_PLACE):
+        inner = output.removesuffix(IN_PLACE)
+        return (output, inner, inner.partition("[")[0])
+    last = re.search(r"(?:\.|\[')(\w+)(?:'\])?$", output)
+    return (output, last[1] if last else output)
+
+
+def varies(declared: bool | Mapping[str, bool], output: str) -> bool:
+    """Whether ``deterministic=`` lets this output, or gradient, vary."""
+    if isinstance(declared, bool):
+        return not declared
+    return not next((declared[name] for name in spellings(output) if name in declared), True)

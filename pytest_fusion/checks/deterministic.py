@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from pytest_fusion.checks.context import Context
-from pytest_fusion.checks.outputs import Outputs, spellings
+from pytest_fusion.checks.context import Context, Outputs, spellings
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle.reference import takes
 from pytest_fusion.spec.fusion_spec import FusionSpec

@@ -8,9 +8,8 @@ from pathlib import PurePath
 
 import torch
 
-from pytest_fusion.checks.evidence import ChangedInput, DamagedMemory, WrongAccess
 from pytest_fusion.checks.repeat import repeat
-from pytest_fusion.checks.verdict import Verdict, failed, passed
+from pytest_fusion.checks.verdict import ChangedInput, DamagedMemory, Verdict, WrongAccess, failed, passed
 from pytest_fusion.run.fused import Outcome
 from pytest_fusion.run.memory.damage import Change, Damage
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -79,10 +78,7 @@ def check_access(outcome: Outcome, spec: FusionSpec) -> Verdict | None:
         if found.kind == "unwritten-load" or check in spec.without:
             continue
         return failed(
-            check,
-            str(found),
-            identity=f"{check}:{found.kind}:{found.kernel}:{found.line}",
-            evidence=WrongAccess(found),
+            check, str(found), identity=f"{check}:{found.kind}:{found.kernel}:{found.line}", evidence=WrongAccess(found)
         )
     return None
 

@@ -15,6 +15,7 @@ from pytest_fusion.checks.context import (
     CaseResult,
     Context,
     call,
+    collect,
     conclude,
     error_verdict,
     reader,
@@ -26,7 +27,6 @@ from pytest_fusion.checks.context import (
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.gradients.backward import Attempt
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
-from pytest_fusion.checks.outputs import collect
 from pytest_fusion.checks.randomness.masks import LookFailed, drawn, seeded
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import IMPOSSIBLE, Verdict
@@ -133,7 +133,8 @@ def _judge(found: Probe, trial: Trial, first: Outcome, check: str, *, again: boo
     accessed = memory.check_access(first, context.spec)
     if accessed is not None and conclude(context, result, accessed):
         return
-    if check not in _ONE_CALL or not _comparable(found):
+    got_forms, forms = ({n: (t.shape, t.dtype) for n, t in side.items()} for side in (found.got, found.expected))
+    if check not in _ONE_CALL or got_forms != forms:
         trial.run(first, found.placed, again=again)
         return
     trial.got, found.trial = got, trial
@@ -181,12 +182,6 @@ def gradient(found: Probe, name: str, order: Sequence[int] | None = None) -> tup
         return None
     got = Attempt(found.trial, upstream, FILLS[0]).named().get(f"d{name}")
     return None if got is None or right is None else (got.detach(), right.oracle)
-
-
-def _comparable(found: Probe) -> bool:
-    """Whether outputs have equal names, shapes and dtypes."""
-    shapes = [{name: (t.shape, t.dtype) for name, t in side.items()} for side in (found.got, found.expected)]
-    return shapes[0] == shapes[1]
 
 
 def right_of(context: Context, logical: Mapping[str, Any], *, seed: int = 0) -> dict[str, torch.Tensor] | None:

@@ -11,8 +11,7 @@ import torch
 
 from pytest_fusion.case import counter_random
 from pytest_fusion.checks import values_check
-from pytest_fusion.checks.context import CaseResult, Context, reader
-from pytest_fusion.checks.outputs import collect
+from pytest_fusion.checks.context import CaseResult, Context, collect, reader
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.reference import ReferenceFailed, ReferenceRun, run_reference

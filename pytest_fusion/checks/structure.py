@@ -11,7 +11,7 @@ import torch
 
 from pytest_fusion.case.containers import has_no_equality
 from pytest_fusion.case.strided import expanded
-from pytest_fusion.checks.outputs import Outputs
+from pytest_fusion.checks.context import Outputs
 from pytest_fusion.checks.verdict import Verdict, failed, passed
 
 # Above this size interleaved views are compared by extents, not exactly.

@@ -12,10 +12,13 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.containers import has_no_equality, hidden, leaves, tensors_by_name
 from pytest_fusion.checks import memory, structure, values_check
 from pytest_fusion.checks.context import (
+    IN_PLACE,
     CaseResult,
     Context,
+    Outputs,
     call,
     call_placed,
+    collect,
     conclude,
     error_verdict,
     other_values,
@@ -24,9 +27,9 @@ from pytest_fusion.checks.context import (
     reject,
     rejection,
     tensors_of,
+    varies,
 )
 from pytest_fusion.checks.kernels import tf32, undefined
-from pytest_fusion.checks.outputs import IN_PLACE, Outputs, collect, varies
 from pytest_fusion.checks.randomness.masks import Draws, drawn_alike
 from pytest_fusion.checks.reference_runs import ReferenceRuns
 from pytest_fusion.checks.repeat import repeat

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.checks.evidence import Deviation, Evidence
-from pytest_fusion.checks.verdict import Verdict, failed, hazard, passed
+from pytest_fusion.checks.verdict import Deviation, Evidence, Verdict, failed, hazard, passed
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.eager import run_eager
 from pytest_fusion.oracle.reference import ReferenceFailed
@@ -112,11 +111,8 @@ def eager_of(
 
 def worst_of(verdicts: Mapping[str, ValuesVerdict]) -> str | None:
     """The output with the worst grade, then the largest ratio; ``None`` without outputs."""
-    return max(verdicts, key=lambda name: (_badness(verdicts[name]), verdicts[name].ratio), default=None)
-
-
-def _badness(verdict: ValuesVerdict) -> str:
-    return "" if verdict.ok else verdict.grade or ""
+    grades = {name: "" if verdict.ok else verdict.grade or "" for name, verdict in verdicts.items()}
+    return max(verdicts, key=lambda name: (grades[name], verdicts[name].ratio), default=None)
 
 
 def as_verdict(verdicts: Mapping[str, ValuesVerdict]) -> Verdict:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pytest_fusion.checks.evidence import DamagedMemory, WrongAccess, WrongGradient
+from pytest_fusion.checks.verdict import DamagedMemory, WrongAccess, WrongGradient
 from pytest_fusion.diagnosis.causes import likely_cause
-from pytest_fusion.diagnosis.diagnosis_model import Diagnosis, Found
-from pytest_fusion.diagnosis.experiments import Lab
+from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
+from pytest_fusion.diagnosis.experiments import Found, Lab
 from pytest_fusion.diagnosis.rules import (
     epsilons,
     extents,

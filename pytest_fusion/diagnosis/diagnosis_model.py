@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A cause that the experiments of one rule support, and its evidence, a sentence each."""
-
-    cause: str
-    evidence: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +16,4 @@ class Diagnosis:
     runs: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            "cause": self.cause,
-            "evidence": list(self.evidence),
-            "ruled_out": list(self.ruled_out),
-            "runs": self.runs,
-        }
+        return asdict(self)

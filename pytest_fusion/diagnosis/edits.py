@@ -194,33 +194,37 @@ def rising(names: Iterable[str]) -> Edit:
     return on(names, "rising magnitudes", function)
 
 
-def repeated(places: Iterable[tuple[str, int]], index: int = 0) -> Edit:
-    """One index of an axis, repeated at all of its indices; a place is an input's name and an axis."""
+def along(places: Iterable[tuple[str, int]], what: str, function: Callable[[torch.Tensor, int], torch.Tensor]) -> Edit:
+    """An edit of tensors along an axis of each; a place is an input's name and an axis."""
     chosen = tuple(places)
 
     def apply(logical: dict[str, Any]) -> dict[str, Any]:
         changed = dict(logical)
         for name, axis in chosen:
-            t = changed[name]
-            changed[name] = t.narrow(axis, index, 1).expand(t.shape).contiguous() if t.shape[axis] else t
+            changed[name] = function(changed[name], axis)
         return changed
 
-    return Edit(f"{index} repeated " + ", ".join(f"{name}:{axis}" for name, axis in chosen), apply)
+    return Edit(f"{what} " + ", ".join(f"{name}:{axis}" for name, axis in chosen), apply)
+
+
+def repeated(places: Iterable[tuple[str, int]], index: int = 0) -> Edit:
+    """One index of an axis, repeated at all of its indices."""
+    return along(
+        places,
+        f"{index} repeated",
+        lambda t, axis: t.narrow(axis, index, 1).expand(t.shape).contiguous() if t.shape[axis] else t,
+    )
 
 
 def ended(places: Iterable[tuple[str, int]], size: int) -> Edit:
-    """0 at all indices of an axis from ``size`` on; a place is an input's name and an axis."""
-    chosen = tuple(places)
+    """0 at all indices of an axis from ``size`` on."""
 
-    def apply(logical: dict[str, Any]) -> dict[str, Any]:
-        changed = dict(logical)
-        for name, axis in chosen:
-            t = changed[name].clone()
-            t.narrow(axis, size, t.shape[axis] - size).zero_()
-            changed[name] = t
-        return changed
+    def function(t: torch.Tensor, axis: int) -> torch.Tensor:
+        made = t.clone()
+        made.narrow(axis, size, t.shape[axis] - size).zero_()
+        return made
 
-    return Edit(f"0 from {size} on in " + ", ".join(f"{name}:{axis}" for name, axis in chosen), apply)
+    return along(places, f"0 from {size} on in", function)
 
 
 def both(first: Edit | None, second: Edit) -> Edit:
@@ -245,13 +249,10 @@ def alone(name: str, axis: int, index: int) -> Edit:
 def upcast() -> Edit:
     """The same numbers, 16-bit tensors as float32."""
 
-    def apply(logical: dict[str, Any]) -> dict[str, Any]:
-        return {
-            name: value.to(torch.float32) if isinstance(value, torch.Tensor) and value.dtype in _COARSE else value
-            for name, value in logical.items()
-        }
+    def wide(value: Any) -> Any:
+        return value.to(torch.float32) if isinstance(value, torch.Tensor) and value.dtype in _COARSE else value
 
-    return Edit("float32 instead of 16 bits", apply)
+    return Edit("float32 instead of 16 bits", lambda logical: {name: wide(value) for name, value in logical.items()})
 
 
 def number(name: str, value: float) -> Edit:

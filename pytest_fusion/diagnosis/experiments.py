@@ -15,10 +15,9 @@ from pytest_fusion.case.make import ImpossibleCase
 from pytest_fusion.case.plan import Plan, cost, refit
 from pytest_fusion.case.sizes import count
 from pytest_fusion.checks.context import Context
-from pytest_fusion.checks.evidence import Deviation, WrongAccess, WrongGradient
 from pytest_fusion.checks.gradients import blame, gradients
 from pytest_fusion.checks.probe import Probe, probe
-from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.checks.verdict import Deviation, Verdict, WrongAccess, WrongGradient
 from pytest_fusion.diagnosis.edits import Edit
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle import OutputLanes
@@ -40,6 +39,14 @@ _SEEDS = 3
 _PLAINLY = 32.0
 
 Status = Literal["right", "alike", "otherwise", "impossible"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A cause that the experiments of one rule support, and its evidence, a sentence each."""
+
+    cause: str
+    evidence: list[str]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 
 from pytest_fusion.checks.invariance.case_slices import selected
 from pytest_fusion.diagnosis.experiments import Lab
+from pytest_fusion.spec.wording import grouped
 
 Change = Callable[[torch.Tensor], torch.Tensor]
 # Up to so many inputs are tried in pairs too, such as keys and values beside queries of their shape.
@@ -48,9 +48,7 @@ def readings(lab: Lab, logical: Mapping[str, Any]) -> Iterator[Reading]:
         for name, value in logical.items()
         if isinstance(value, torch.Tensor) and value.dtype is not torch.bool
     }
-    alike: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for name, value in tensors.items():
-        alike[tuple(value.shape)].append(name)
+    alike = grouped((value.shape, name) for name, value in tensors.items())
     groups: list[tuple[str, ...]] = [(name,) for name in tensors]
     for names in alike.values():
         if len(names) > 1:
@@ -100,11 +98,7 @@ def _ways(t: torch.Tensor) -> Iterator[tuple[str, Change, Change | None]]:
                     yield f"{what}, and stored so", _taking(axis, order), _taking(-1, back)
     if t.dim() >= 2 and min(t.shape[-2:]) > 1:
         rows, columns = t.shape[-2:]
-        yield (
-            "read column by column",
-            lambda v: v.reshape(*v.shape[:-2], columns, rows).mT.contiguous(),
-            None,
-        )
+        yield ("read column by column", lambda v: v.reshape(*v.shape[:-2], columns, rows).mT.contiguous(), None)
         if rows == columns:
             yield "transposed", lambda v: v.mT.contiguous(), None
 

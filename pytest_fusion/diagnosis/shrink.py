@@ -138,7 +138,6 @@ class Shrinker:
                     yield self.case.with_tensor(name, regime=regime)
 
     def _layouts(self) -> Iterator[Case]:
-        spec = self.plan.spec
         yield self.case.contiguous(name for name, inner in self._tensors() if "contiguous" in inner.layouts)
         for name, inner in self._tensors():
             layout = self.case.tensors[name].layout
@@ -148,8 +147,7 @@ class Shrinker:
                 if offset < layout.offset:
                     yield self.case.with_tensor(name, layout=Layout(layout.kind, offset, layout.variant))
             ndim = len(shape_of(inner, self.case.sizes))
-            pairs = allowed_layouts(spec, name, inner)
-            for kind, variant in pairs:
+            for kind, variant in allowed_layouts(self.plan.spec, name, inner):
                 if (kind, variant) == (layout.kind, layout.variant):
                     break
                 if layouts.variants(kind, ndim) > variant or kind == "contiguous":

@@ -15,10 +15,9 @@ from pytest_fusion.checks import registry
 from pytest_fusion.checks.case_judge import judge_case
 from pytest_fusion.checks.configs import configs
 from pytest_fusion.checks.context import CaseResult, Context
-from pytest_fusion.checks.evidence import WrongAccess
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.repeat.repeat import Variance
-from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.checks.verdict import Verdict, WrongAccess
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.diagnose import UNEXPLAINED, diagnose
 from pytest_fusion.diagnosis.experiments import MAX_SECONDS, Lab

@@ -1,22 +1,39 @@
-"""From the tally of a job to the record of its test: verdict, checks, the failure's message and its files."""
+"""From the tally of a job to the record of its test: verdict, checks, the failure's message and files, its bench."""
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from pytest_fusion.bench.bench_request import BenchRequest
+from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.make import ImpossibleCase, InputFailed
 from pytest_fusion.checks import registry
+from pytest_fusion.checks.verdict import Verdict
 from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
+from pytest_fusion.diagnosis.repro import replay_file as replays
+from pytest_fusion.diagnosis.repro import script as scripts
 from pytest_fusion.diagnosis.text.message import also_found, compose, larger_case, place, replay_command
-from pytest_fusion.engine.artefacts import write_artefacts, write_replay
+from pytest_fusion.engine.isolated import why_not_isolated
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.tally import Failure, Tally
 from pytest_fusion.engine.unjudged import NOTHING_JUDGED, lacking
-from pytest_fusion.errors import FusionFailure
+from pytest_fusion.errors import FusionError, FusionFailure
+from pytest_fusion.report import environment
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.run.process.atomic_file import replace_whole
+from pytest_fusion.run.process.fork import Channel, ChildError, Crash, run_isolated
 from pytest_fusion.spec.fusion_spec import FusionSpec
-from pytest_fusion.spec.wording import plural
+from pytest_fusion.spec.wording import first_line, plural
+
+if TYPE_CHECKING:
+    from pytest_fusion.bench.measured import Measured
 
 _CACHED_ANSWER = (
     "a cached answer may show only after other calls in one process: run the whole test to see whether it is gone"
@@ -47,8 +64,7 @@ def record_of(job: Job, tally: Tally, *, elsewhere: str = "", cause: str | None 
         if job.only is not None and job.given is None:
             message = f"the case cannot be judged here: {kinds}" + (f" ({elsewhere})" if elsewhere else "")
             return _unknown(record, "error", failure.verdict.reason, message)
-    others = [one for one in found if one is not failure]
-    return _with_failure(job, tally, failure, others, record, elsewhere)
+    return _with_failure(job, tally, failure, [one for one in found if one is not failure], record, elsewhere)
 
 
 def _accepted(
@@ -181,9 +197,124 @@ def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:
 def failure_of(record: TestRecord) -> FusionFailure:
     """The exception that a failing record stands for."""
     return FusionFailure(
-        record.message,
-        check=record.failed_check or "",
-        case=record.case,
-        cause=record.cause,
-        replay=record.replay,
+        record.message, check=record.failed_check or "", case=record.case, cause=record.cause, replay=record.replay
     )
+
+
+# The script makes the inputs again, and an interpreted reference may take minutes.
+_SCRIPT_SECONDS = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Paths of a failure's files, relative to pytest's start folder; ``unwritten`` is why there is no replay file."""
+
+    replay: str | None = None
+    script: str | None = None
+    script_line: str = ""
+    unwritten: str | None = None
+
+
+def write_artefacts(job: Job, failure: Failure, cause: str | None, *, pinned: str | None) -> Written:
+    """Write the stand-alone script and, unless the case comes from a pinned one, the replay file."""
+    request = job.request
+    written = write_replay(job, failure, cause, pinned=pinned)
+    if failure.case is None or written.replay is None:
+        return written
+    path, replay = written.replay, _replay(job, failure, failure.case, cause)
+    try:
+        file = replays.folder(request.root) / Path(replays.file_name(replay)).with_suffix(".py")
+        shown = os.path.relpath(file, request.start)
+        script = _script(job, replay, failure.verdict, shown)
+        if isinstance(script, str):
+            return Written(path, None, f"none could be written: {script}")
+        replace_whole(file.with_suffix(".pt"), script.saved)
+        replace_whole(file, script.text.encode())
+    except OSError as error:
+        return Written(path, None, f"none could be written: {first_line(error)}")
+    lacks = "; ".join(f"{what}: {why}" for what, why in script.missing.items())
+    return Written(path, shown, f"python {shlex.quote(shown)}{f' (not complete, {lacks})' if lacks else ''}")
+
+
+def write_replay(job: Job, failure: Failure, cause: str | None, *, pinned: str | None) -> Written:
+    """Write the replay file of one finding; ``pinned`` is the file that its case comes from."""
+    request = job.request
+    if failure.case is None or job.given is not None or pinned:
+        return Written(pinned if failure.case is not None and job.given is None else None)
+    try:
+        path = replays.write(_replay(job, failure, failure.case, cause), request.root)
+    except OSError as error:  # a read-only checkout must not hide the failure itself
+        return Written(unwritten=f"none could be written ({first_line(error)}); run the test again for this case")
+    return Written(os.path.relpath(path, request.start))
+
+
+def _replay(job: Job, failure: Failure, case: Case, cause: str | None) -> replays.Replay:
+    made = replays.made_here(environment.describe(job.request.device))
+    return replays.Replay(job.request.nodeid, job.spec.name, failure.verdict.check, cause, case, made)
+
+
+def _script(job: Job, replay: replays.Replay, verdict: Verdict, shown: str) -> scripts.Script | str:
+    """The script, or why there is none. Makes the inputs again, in a child where the test had one."""
+    request = job.request
+
+    def work(_: Channel | None) -> scripts.Script:
+        device = torch.device(request.device)
+        return scripts.compose(
+            job.spec, replay, verdict, device=device, extra=job.extra, root=request.root, shown=shown
+        )
+
+    if why_not_isolated(request) is None:
+        outcome = run_isolated(work, time_limit_s=_SCRIPT_SECONDS, forward=False)
+        if isinstance(outcome, Crash):
+            return f"making the inputs again ended the process ({outcome.detail})"
+        return f"{outcome.type_name}: {outcome.message}" if isinstance(outcome, ChildError) else outcome
+    try:
+        return work(None)
+    except (FusionError, InputFailed, ImpossibleCase, RuntimeError, OSError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def benched(job: Job, record: TestRecord, wanted: BenchRequest) -> TestRecord:
+    """The record of a green test with what ``bench=`` names, measured; a regression fails it."""
+    from pytest_fusion.bench.bench_run import bench
+
+    request = job.request
+    found = bench(
+        job.spec,
+        wanted,
+        nodeid=request.nodeid,
+        environment=environment.describe(request.device),
+        extra=job.extra,
+        isolated=why_not_isolated(request) is None,
+    )
+    return with_bench(record, found, wanted, job.spec.name)
+
+
+def with_bench(record: TestRecord, found: Measured, wanted: BenchRequest, name: str) -> TestRecord:
+    """The record of a green test with what was measured behind it; a regression fails it."""
+    from pytest_fusion.bench.measured import failure_line
+
+    # A new baseline accepts a regression, but not a broken limit.
+    accepted = wanted.update in ("regressed", "all")
+    record = replace(record, bench=found.as_json(accepted=accepted) if found.rows or found.notes else {})
+    if found.wrong:
+        return _failed(record, name, found.wrong, why=": it is wrong at sizes of bench=, and is not measured there")
+    if found.refused:
+        return _failed(record, name, found.refused, why=": it does not compile", cause="does-not-compile")
+    failures = [one for one in found.failures if not accepted or one in found.limits]
+    if not failures:
+        return record
+    only_limits = all(one in found.limits for one in failures)
+    accept = "change bench_limits=" if only_limits else "accept it with --fusion-update regressed"
+    # The message of a missing baseline says how to make one.
+    missing = all(getattr(one, "verdict", "") == "missing" for one in failures)
+    advice = "" if missing else f"\n  {accept}, or fix the kernel"
+    return _failed(record, name, [failure_line(one) for one in failures], advice=advice)
+
+
+def _failed(
+    record: TestRecord, name: str, lines: Sequence[str], *, why: str = "", advice: str = "", cause: str | None = None
+) -> TestRecord:
+    message = "\n".join([f"{name}: bench failed{why}", *(f"  {line}" for line in lines)]) + advice
+    checks = {**record.checks, "bench": {"verdict": "fail", "reason": "; ".join(lines), "cases": len(lines)}}
+    return replace(record, verdict="fail", failed_check="bench", cause=cause, message=message, checks=checks)

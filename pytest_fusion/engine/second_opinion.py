@@ -84,13 +84,12 @@ def with_second_opinion(job: Job, tally: Tally) -> Tally:
 
 def _needed(job: Job, failure: Failure) -> bool:
     request, case = job.request, failure.case
-    cause = failure.explained.cause
     return (
         request.device != "cpu"
         and job.given is None
         and case is not None
         and not job.spec.requires
-        and (cause in _OPEN or failure.verdict.check in _WITHOUT_A_LINE)
+        and (failure.explained.cause in _OPEN or failure.verdict.check in _WITHOUT_A_LINE)
         and failure.verdict.check in (*_TELLING, "crash")
         and "triton" in sys.modules  # else there are no kernels to adopt
         and not large_offsets.goes_far(job.spec, case)

@@ -8,8 +8,7 @@ from typing import Any
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.describe import describe
-from pytest_fusion.checks.evidence import Deviation
-from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.checks.verdict import Deviation, Verdict
 from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.diagnosis.diagnose import UNEXPLAINED
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from pytest_fusion.checks.context import CaseResult, Context
-from pytest_fusion.checks.evidence import Rejections
-from pytest_fusion.checks.verdict import IMPOSSIBLE, NO_ROOM_TO_JUDGE, NOT_MODELLED, Verdict, failed
+from pytest_fusion.checks.verdict import IMPOSSIBLE, NO_ROOM_TO_JUDGE, NOT_MODELLED, Rejections, Verdict, failed
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 

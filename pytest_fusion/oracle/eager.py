@@ -24,8 +24,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_map_only
 
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.interpreter.bridge.aten import schema
-from pytest_fusion.interpreter.bridge.dispatch import OperatorMode
+from pytest_fusion.interpreter.bridge.dispatch import OperatorMode, schema
 from pytest_fusion.oracle.operator_plan import decompositions
 from pytest_fusion.oracle.outside import noting
 from pytest_fusion.oracle.rounding import GRIDS, NARROW, D, Grid, quantum, significand

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
@@ -18,12 +18,12 @@ from pytest_fusion.oracle.drift import steps
 from pytest_fusion.oracle.imaginary import disturbed, largest_over, paired, parts, transforms
 from pytest_fusion.oracle.lane_result import Drawn
 from pytest_fusion.oracle.lane_store import Lanes, Store, exact_lanes
-from pytest_fusion.oracle.lanewise import REFUSED, check_shapes, results_of, run_on_lanes
 from pytest_fusion.oracle.marks import operand_of
 from pytest_fusion.oracle.operand import Operand
 from pytest_fusion.oracle.operator_plan import Call, Plan, decompositions, drawn_by
 from pytest_fusion.oracle.ops import Op, each
 from pytest_fusion.oracle.ops.pointwise import over
+from pytest_fusion.oracle.ops.rule_registry import named
 from pytest_fusion.oracle.python_numbers import mixed, narrowed, narrowed_lanes, rounds_to
 from pytest_fusion.oracle.rounding import GRIDS, D, Noise
 from pytest_fusion.spec.wording import out_of_memory
@@ -36,12 +36,6 @@ _LAYOUT = frozenset({"memory_format", "layout", "device", "pin_memory"})
 
 def _rounded(operand: Operand) -> Tensor:
     return operand.lanes.rounded
-
-
-def _whole(call: Call) -> bool:
-    """Whether all tensors are integers and bools."""
-    every = tensors_of((call.args, call.kwargs, call.natives))
-    return not any(t.is_floating_point() for t in every)
 
 
 class Evaluator(DispatchMode):
@@ -128,7 +122,8 @@ class Evaluator(DispatchMode):
         self._read(call)
         outs = tuple(native for native in call.natives if isinstance(native, Tensor))
         op = Op(self.noise, call.func, call.plan.name, outs, call.args, terms)
-        if not (known.exact or known.semantic or known.casts or known.places) and _whole(call):
+        whole = not any(t.is_floating_point() for t in tensors_of((call.args, call.kwargs, call.natives)))
+        if whole and not (known.exact or known.semantic or known.casts or known.places):
             # Nothing rounds: noise just below an integer would make it another one.
             args, kwargs = call.on(_rounded)
             return [Lanes(value, value) for value in results_of(each(call.func, *args, **kwargs))]
@@ -303,3 +298,75 @@ def _adds_nan(lanes: Lanes | None, native: Any) -> bool:
     The decomposition of `grid_sampler_2d` multiplies elements that it takes in place of those outside by 0.
     """
     return lanes is not None and bool((lanes.rounded.isnan().any(0) & native.isfinite()).any())
+
+
+# What a rule may raise on unforeseen arguments: the operation then runs lane by lane, and is listed. ATen's
+# decomposition of a mean's gradient divides by the number of elements, which may be 0.
+REFUSED = (TypeError, ValueError, RuntimeError, LookupError, AttributeError, ArithmeticError)
+
+
+def run_on_lanes(call: Call, function: Callable[..., Any], pick: Callable[[Operand], Tensor]) -> list[Any] | None:
+    """Results of ``function`` on the lanes that ``pick`` takes of a call's operands, each ``(L, *shape)``.
+
+    In float64, else float32, else the native dtypes; None if none works or gives the call's shapes.
+    """
+    args, kwargs = call.on(pick)
+    for dtype in (D, torch.float32, None):
+        try:
+            run = _in(dtype, function)
+            made = results_of(each(run, *_typed(args, dtype, call.args), **_typed(kwargs, dtype, call.kwargs)))
+            check_shapes(made, call.natives)
+        except REFUSED as error:
+            if out_of_memory(error):
+                raise
+            continue
+        return [_widest(m) if isinstance(m, Tensor) else m for m in made]
+    return None
+
+
+def _widest(value: Tensor) -> Tensor:
+    return value.to(torch.complex128) if value.is_complex() else value.to(D) if value.is_floating_point() else value
+
+
+def on_copies(function: Any, names: Sequence[str]) -> Callable[..., tuple[Tensor, ...]]:
+    """``function``, which writes the arguments ``names``, as one that returns them instead."""
+
+    def call(*args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+        args, kwargs = tree_map_only(Tensor, torch.clone, (args, kwargs))
+        function(*args, **kwargs)
+        arguments = named(function, args, kwargs)
+        return tuple(tensors_of([arguments.get(name) for name in names]))
+
+    return call
+
+
+def results_of(out: Any) -> list[Any]:
+    if isinstance(out, (tuple, list)):
+        return [item for part in out for item in (part if isinstance(part, (tuple, list)) else (part,))]
+    return [out]
+
+
+def check_shapes(values: Sequence[Any], natives: Sequence[Any]) -> None:
+    for value, native in zip(values, natives, strict=False):
+        if isinstance(value, Tensor) and isinstance(native, Tensor) and value.shape[1:] != native.shape:
+            raise ValueError(f"lanes have shape {tuple(value.shape[1:])}, the native result {tuple(native.shape)}")
+
+
+def _typed(tree: Any, dtype: torch.dtype | None, natives: Any) -> Any:
+    """Floating lanes in ``dtype``; None: in the dtype of their native counterparts."""
+    if dtype is not None:
+        return tree_map_only(Tensor, lambda t: t.to(dtype) if t.dtype == D else t, tree)
+    return tree_map(lambda v, n: v.to(n.dtype) if isinstance(v, Tensor) and isinstance(n, Tensor) else v, tree, natives)
+
+
+def _in(dtype: torch.dtype | None, func: Any) -> Any:
+    """``func`` with narrower floating dtype arguments lifted to ``dtype``."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if dtype is not None:
+            wide = dtype.to_complex()
+            lifted = {**dict.fromkeys(GRIDS, dtype), torch.complex32: wide, torch.complex64: wide}
+            args, kwargs = tree_map_only(torch.dtype, lambda d: lifted.get(d, d), (args, kwargs))
+        return func(*args, **kwargs)
+
+    return call

@@ -11,12 +11,11 @@ from typing import Any
 from torch import Tensor
 
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.interpreter.bridge.aten import one_by_one
-from pytest_fusion.oracle.evaluation import Evaluator
+from pytest_fusion.interpreter.bridge.dispatch import one_by_one
+from pytest_fusion.oracle.evaluation import Evaluator, on_copies, results_of
 from pytest_fusion.oracle.imaginary import parts, split
 from pytest_fusion.oracle.lane_result import Drawn
 from pytest_fusion.oracle.lane_store import Lanes, exact_lanes
-from pytest_fusion.oracle.lanewise import on_copies, results_of
 from pytest_fusion.oracle.marks import mark_made, mark_written, source_of
 from pytest_fusion.oracle.operator_plan import Plan, drawn_by, plan_of
 from pytest_fusion.oracle.ops.rule_registry import named

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_map_only
 
-from pytest_fusion.interpreter.bridge.aten import has_kernel, schema
+from pytest_fusion.interpreter.bridge.dispatch import has_kernel, schema
 from pytest_fusion.oracle.lane_result import Drawn
 from pytest_fusion.oracle.operand import Operand
 from pytest_fusion.oracle.ops import OPERATORS, Operator

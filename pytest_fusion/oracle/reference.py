@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -79,9 +79,10 @@ def takes(function: Callable[..., Any], names: Mapping[str, Any]) -> dict[str, A
     return {name: value for name, value in names.items() if name in parameters}
 
 
-def copies(logical: Mapping[str, Any]) -> dict[str, Any]:
-    """Contiguous copies of all tensors among the inputs, nested ones too."""
-    return {name: map_tensors(value, torch.Tensor.clone) for name, value in logical.items()}
+def copies(logical: Mapping[str, Any], leaves: Iterable[str] = ()) -> dict[str, Any]:
+    """Contiguous copies of all tensors among the inputs, nested ones too; ``leaves`` require a gradient."""
+    made = {name: map_tensors(value, torch.Tensor.clone) for name, value in logical.items()}
+    return made | {name: made[name].detach().requires_grad_(True) for name in leaves}
 
 
 def run_reference(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,13 +22,12 @@ from pytest_fusion.engine.outcome import failure_of
 from pytest_fusion.engine.request import Request
 from pytest_fusion.errors import SpecError
 from pytest_fusion.plugin import active
-from pytest_fusion.plugin.requires import check as check_requires
-from pytest_fusion.plugin.requires import missing
 from pytest_fusion.report.record import TestRecord
+from pytest_fusion.run import device_choice
 from pytest_fusion.spec.fusion_spec import KEYWORDS, FusionSpec, parameters_of, register_test_factory
 from pytest_fusion.spec.inputs import ConstantSpec
 from pytest_fusion.spec.keywords import inputs_from_annotations, stated_inputs
-from pytest_fusion.spec.wording import checks_words, did_you_mean
+from pytest_fusion.spec.wording import checks_words, did_you_mean, is_near
 
 __all__ = ["FusionSpec", "fused_equivalent"]
 
@@ -70,10 +71,9 @@ def _spec_of(test: Test, reference: Test, keywords: Mapping[str, Any]) -> Fusion
             f"{test.__name__}: the test must be a plain function that returns the fused result, not a coroutine"
         )
     declared = stated_inputs(keywords.get("inputs"), test.__name__)
-    parameters = inspect.signature(test).parameters
     inputs: dict[str, Any] = {**inputs_from_annotations(test), **declared}
     fixtures: list[str] = []
-    for name, parameter in parameters.items():
+    for name, parameter in inspect.signature(test).parameters.items():
         if name in inputs:
             continue
         if parameter.default is not parameter.empty:
@@ -98,7 +98,7 @@ def _check_words(spec: FusionSpec) -> None:
         codes = all_causes()
         if code not in codes:
             raise SpecError(f"{spec.name}: allow={{{code!r}: ...}} names no finding{did_you_mean(code, codes)}")
-    check_requires(spec.requires)
+    _check_requires(spec.requires)
     check_bench(spec)
 
 
@@ -154,7 +154,7 @@ def settle(spec: FusionSpec, outer: Any, extra: Mapping[str, Any]) -> TestRecord
     mode = running.choose_mode() if running is not None else Judge()
     if spec.name == _NAMELESS and running is not None:
         spec = spec.with_(name=request.nodeid.rpartition("::")[2])
-    lacking = missing(spec.requires, request.device)
+    lacking = _missing(spec.requires, request.device)
     if lacking is not None:
         record = TestRecord(request.nodeid, "unknown", notes=[f"not run: {lacking}"], message=lacking)
     else:
@@ -166,6 +166,49 @@ def settle(spec: FusionSpec, outer: Any, extra: Mapping[str, Any]) -> TestRecord
     if record.verdict == "unknown":
         pytest.skip(f"unknown: {record.message or 'nothing could be judged'}")
     return record
+
+
+def _listed(requires: Any) -> list[Any]:
+    if isinstance(requires, list | tuple | set | frozenset) and not _is_capability(requires):
+        return list(requires)
+    return [requires]
+
+
+def _check_requires(requires: Any) -> None:
+    """Raises ``SpecError`` for an invalid requirement."""
+    for need in _listed(requires):
+        architecture = isinstance(need, str) and re.fullmatch(r"(?:sm|compute)_?(\d+)(\d)[af]?", need)
+        if architecture:
+            major, minor = architecture.groups()
+            raise SpecError(f"requires={need!r}; a compute capability is written ({major}, {minor})")
+        is_module = isinstance(need, str) and all(part.isidentifier() for part in need.split("."))
+        if not _is_capability(need) and not is_module:
+            raise SpecError(
+                f"requires={need!r}; expected 'cuda', a compute capability such as (9, 0), or a package's import name"
+            )
+
+
+def _is_capability(need: Any) -> bool:
+    return isinstance(need, tuple) and len(need) == 2 and all(type(part) is int for part in need)
+
+
+def _missing(requires: Any, device: str) -> str | None:
+    """Why a spec cannot run on ``device``, or ``None``. Raises ``SpecError`` for an invalid requirement."""
+    _check_requires(requires)
+    for need in _listed(requires):
+        if need == "cuda":
+            if not device.startswith("cuda"):
+                return "it requires a CUDA device"
+        elif _is_capability(need):
+            if not device.startswith("cuda"):
+                return f"it requires compute capability {need[0]}.{need[1]}, and this lane is the CPU's"
+            found = device_choice.capability(device)
+            if found is not None and found < need:
+                return f"it requires compute capability {need[0]}.{need[1]}, {device} has {found[0]}.{found[1]}"
+        elif importlib.util.find_spec(need.partition(".")[0]) is None:
+            meant = "; did you mean 'cuda'?" if is_near(need, ["cuda"]) else ""
+            return f"it requires the package {need!r}, which is not installed{meant}"
+    return None
 
 
 register_test_factory(_test_of)

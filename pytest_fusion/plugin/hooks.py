@@ -1,26 +1,26 @@
-"""The pytest plugin: hooks as thin adapters. Loading it imports neither torch, triton nor Hypothesis."""
+"""The pytest plugin: hooks as thin adapters, and fixtures. Loading it imports neither torch, triton nor Hypothesis."""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pluggy
 import pytest
 
 from pytest_fusion.errors import FusionError, FusionFailure
 from pytest_fusion.plugin import active, hookspec, keys, outputs
-from pytest_fusion.plugin.fixtures import fusion, fusion_bench, fusion_device
-from pytest_fusion.plugin.options import add_options, resolve
+from pytest_fusion.plugin.options import add_options, file_named_by, resolve
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.run import device_choice
 
-__all__ = ["fusion", "fusion_bench", "fusion_device"]
+if TYPE_CHECKING:
+    from pytest_fusion.plugin.measuring import FusionBench
 
 
 @contextmanager
@@ -311,3 +311,26 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     terminalreporter.section(TITLE)
     for text, markup in lines:
         terminalreporter.write_line(text, **markup)
+
+
+@pytest.fixture
+def fusion() -> Callable[..., TestRecord]:
+    """Judge one concrete call inside a test: ``fusion(fused, reference, *args, **kwargs)``."""
+    from pytest_fusion.plugin.check import check_equivalent
+
+    return check_equivalent
+
+
+@pytest.fixture
+def fusion_bench(request: pytest.FixtureRequest) -> FusionBench:
+    """Call ``fused`` and, with --fusion-bench, measure it: ``fusion_bench(fused, reference, *args, **kwargs)``."""
+    from pytest_fusion.plugin.measuring import FusionBench
+
+    measured = request.config.stash[keys.options].bench
+    return FusionBench(measured=measured, profiled=file_named_by("PYTEST_FUSION_PROFILED"))
+
+
+@pytest.fixture(scope="session")
+def fusion_device(request: pytest.FixtureRequest) -> str:
+    """The device that kernels are judged on: ``"cpu"`` or ``"cuda:N"``."""
+    return request.config.stash[keys.device]

@@ -16,8 +16,7 @@ from pytest_fusion.bench.latency import digest
 from pytest_fusion.bench.measured import Measured
 from pytest_fusion.bench.on_device import opened
 from pytest_fusion.bench.profiled import one_call
-from pytest_fusion.engine.benched import with_bench
-from pytest_fusion.engine.outcome import failure_of
+from pytest_fusion.engine.outcome import failure_of, with_bench
 from pytest_fusion.errors import FusionError
 from pytest_fusion.plugin import active
 from pytest_fusion.plugin.check import arguments_by_name, by_name, check_equivalent, device_of, name_of

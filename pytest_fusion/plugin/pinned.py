@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pytest_fusion.case.misfit import misfit
+from pytest_fusion.case.stated import misfit
 from pytest_fusion.diagnosis.repro import replay_file as replays
 from pytest_fusion.engine.request import Pinned
 from pytest_fusion.errors import ReplayError
@@ -76,8 +76,7 @@ def _below(top: Path) -> Iterator[Path]:
 
 def orphans(pins: Iterable[Pin], items: Iterable[Any], config: pytest.Config) -> list[str]:
     """A sentence for each pin whose test's file is among those of ``items`` and which none of these tests runs."""
-    root = config.rootpath
-    known = [(item.nodeid, item.obj.fusion_spec.name, item.path.parent, root) for item in items]
+    known = [(item.nodeid, item.obj.fusion_spec.name, item.path.parent, config.rootpath) for item in items]
     files = {nodeid.partition("::")[0] for nodeid, *_ in known}
     return [
         f"pinned replay {os.path.relpath(pin.path, config.invocation_params.dir)} was not run: no test {pin.nodeid} is "

@@ -69,8 +69,7 @@ def _incumbent(about: Mapping[str, Any]) -> str:
 
 def _figures(comparison: Mapping[str, Any]) -> str:
     counts = comparison["counts"]
-    words = [f"{counts[name]} {name}" for name in counts if name != "not-asked"]
-    return ", ".join(words) or "no case"
+    return ", ".join([f"{counts[name]} {name}" for name in counts if name != "not-asked"]) or "no case"
 
 
 def _advice(records: Sequence[TestRecord]) -> list[str]:

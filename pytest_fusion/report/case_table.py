@@ -22,11 +22,10 @@ def case_tables(case: Mapping[str, Any]) -> tuple[Table, ...]:
     scalars: list[tuple[str, ...]] = []
     tables: list[Table] = []
     for key, value in case.items():
-        named = _named(value)
         if key == "text":
             continue
-        if named:
-            tables.append(_grid(key, named))
+        if isinstance(value, Mapping) and value and all(isinstance(item, Mapping) for item in value.values()):
+            tables.append(_grid(key, value))
         elif isinstance(value, Mapping) and value:
             scalars.append((key, ", ".join(f"{name} = {cell(item)}" for name, item in value.items())))
         else:
@@ -45,12 +44,6 @@ def cell(value: Any) -> str:
     if isinstance(value, Sequence) and not isinstance(value, str):
         return "[" + ", ".join(cell(item) for item in value) + "]"
     return str(value)
-
-
-def _named(value: Any) -> Mapping[str, Mapping[str, Any]]:
-    """``value`` if it is a group of mappings by name, else an empty mapping."""
-    named = isinstance(value, Mapping) and all(isinstance(item, Mapping) for item in value.values())
-    return value if named else {}
 
 
 def _grid(title: str, named: Mapping[str, Mapping[str, Any]]) -> Table:

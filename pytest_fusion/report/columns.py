@@ -50,8 +50,7 @@ def lines(listing: Listing, width: int) -> list[str]:
     flat = Listing(listing.title, listing.header, listing.table().rows, (), listing.drop)
     if _width(flat, 0) <= width or not listing.groups:
         return _grid(_fitted(flat, width, 0), width, 0)
-    grouped = _fitted(listing, width, len(_INDENT))
-    head, *body = _grid(grouped, width, len(_INDENT))
+    head, *body = _grid(_fitted(listing, width, len(_INDENT)), width, len(_INDENT))
     found = [head]
     for number, line in enumerate(body):
         if number == 0 or listing.groups[number] != listing.groups[number - 1]:

@@ -74,7 +74,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, str):
         return _encodable(str(value))
     if isinstance(value, Mapping):
-        return {_key(key): plain(item) for key, item in value.items()}
+        return {str(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, AbstractSet):
         return sorted(map(plain, value), key=repr)
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
@@ -85,10 +85,6 @@ def plain(value: Any) -> Any:
     scalar = getattr(value, "ndim", None) == 0 and callable(getattr(value, "tolist", None))
     inner = value.tolist() if scalar else None
     return plain(inner) if isinstance(inner, bool | int | float | str) else _encodable(str(value))
-
-
-def _key(key: Any) -> str:
-    return _encodable(key) if isinstance(key, str) else str(plain(key))
 
 
 def _encodable(text: str) -> str:

@@ -1,4 +1,7 @@
-"""One call of the kernel under test: guarded, watched, and reported as facts."""
+"""One call of the kernel under test: guarded, watched, and reported as facts; or bare.
+
+In a bare call a compiler, a capture or a stream sees only the kernel.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ import numpy as np
 import torch
 
 from pytest_fusion import interpreter
-from pytest_fusion.case.containers import rebuilt
+from pytest_fusion.case.containers import rebuilt, tensors_of
 from pytest_fusion.errors import NeedsCudaError, TooManyProgramsError, UnsupportedTritonError
 from pytest_fusion.interpreter.bridge.modelled_device import posing_as_cuda
-from pytest_fusion.interpreter.bridge.named_device import missed, stand_in
+from pytest_fusion.interpreter.bridge.named_device import missed, stand_in, with_stand_in
 from pytest_fusion.interpreter.bridge.numpy_dtypes import Array
 from pytest_fusion.interpreter.control.executor import most_alone
 from pytest_fusion.interpreter.launch import Launch
@@ -29,8 +32,7 @@ from pytest_fusion.run.autotuned import causes
 from pytest_fusion.run.compiled import observe_compiled
 from pytest_fusion.run.memory.arena import Arena
 from pytest_fusion.run.memory.damage import Damage
-from pytest_fusion.run.memory.far import FarRegion
-from pytest_fusion.run.memory.region import Region
+from pytest_fusion.run.memory.region import FarRegion, Region
 from pytest_fusion.run.memory.watch import Watch
 from pytest_fusion.run.placing import Placed
 from pytest_fusion.run.precision import default_precision
@@ -235,3 +237,32 @@ def _own(region: Region) -> Array | Owned | None:
     mask = np.zeros(region.storage_elements * region.dtype.itemsize, np.bool_)
     mark(mask, region.shape, region.strides, region.offset, region.dtype.itemsize)
     return mask
+
+
+@contextlib.contextmanager
+def bare() -> Iterator[None]:
+    """Run interpreted kernels without judging accesses; those that leave a storage silently do not happen."""
+    # Not tracked: allocations are unknown here, so stores beside a view of its own buffer would be left out.
+    with into(Findings(tracking=False)), posing_as_cuda(torch):
+        yield
+
+
+def called(
+    fused: Callable[..., Any], arguments: Mapping[str, Any], extra: Mapping[str, Any]
+) -> tuple[Any, Exception | None]:
+    """One call's result, or its exception. Raises ``ContextLost`` if it destroyed the CUDA context."""
+    device = next((t.device for t in tensors_of(arguments)), torch.device("cpu"))
+
+    def once() -> Any:
+        with bare(), default_precision():
+            result = fused(**arguments, **extra)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            return result
+
+    try:
+        return with_stand_in(once), None
+    except Exception as error:
+        if device.type == "cuda" and cuda_is_poisoned():
+            raise ContextLost(first_line(error)) from error
+        return None, error

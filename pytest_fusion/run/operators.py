@@ -15,11 +15,10 @@ import torch
 from pytest_fusion import interpreter
 from pytest_fusion.case.containers import leaves, map_tensors, tensors_of
 from pytest_fusion.case.strided import expanded
-from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES
-from pytest_fusion.interpreter.bridge.dispatch import OperatorMode
+from pytest_fusion.interpreter.bridge.dispatch import TORCH_NAMESPACES, OperatorMode
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run.compiled import observe_compiled
-from pytest_fusion.run.unguarded import bare
+from pytest_fusion.run.fused import bare
 from pytest_fusion.spec.wording import brief, first_line
 
 # Namespaces of torch's own operators, which are not under test.
@@ -74,8 +73,7 @@ class OperatorCall:
     @property
     def decomposes(self) -> bool:
         """Whether compilers see inside it, as into ``torch.library.triton_op``."""
-        module = sys.modules.get("torch._library.triton")
-        return self.name in getattr(module, "triton_ops_to_kernels", {})
+        return self.name in getattr(sys.modules.get("torch._library.triton"), "triton_ops_to_kernels", {})
 
     def restore(self) -> None:
         """Restore the arguments' values: a second call that writes the same again changes nothing."""

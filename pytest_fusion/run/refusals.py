@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from opcode import opmap
 from pathlib import Path
 from types import CodeType
 from typing import Any, Literal
+
+from pytest_fusion.spec.wording import origins
 
 Raiser = Literal["", "launcher", "test"]
 
@@ -32,19 +34,12 @@ def around_kernel(file: str) -> bool:
 def raised_by(error: BaseException, fused: Callable[..., Any]) -> Raiser:
     """Whose statement raised: the ``fused`` test's own, a launcher's, or neither. Errors inside torch, Triton, this
     package or the standard library are no refusals, also when they are handled."""
-    codes = [_raising(each) for each in _chain(error)]
+    codes = [_raising(each) for each in origins(error)]
     if None in codes:
         return ""
     own = getattr(fused, "func", fused)  # a bound method of a class of tests
     in_test = getattr(own, "__code__", None) is codes[0] and own.__name__.startswith("test")
     return "test" if in_test else "launcher" if _states(error) else ""
-
-
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    each: BaseException | None = error
-    while each is not None:
-        yield each
-        each = each.__cause__ or each.__context__
 
 
 def _raising(error: BaseException) -> CodeType | None:

@@ -30,12 +30,12 @@ _OUT_OF_MEMORY = (
 
 def not_modelled(error: BaseException | None) -> NotModelledError | None:
     """The `NotModelledError` among an exception and those it came from."""
-    return next((one for one in _origins(error) if isinstance(one, NotModelledError)), None)
+    return next((one for one in origins(error) if isinstance(one, NotModelledError)), None)
 
 
 def raised_by_filter(error: BaseException | None) -> str | None:
     """The filter line that lets pass a warning that a filter made an error; ``None`` where it is none."""
-    for one in _origins(error):
+    for one in origins(error):
         if isinstance(one, Warning) and _made_error(one):
             kind = type(one)
             name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
@@ -54,7 +54,7 @@ def _made_error(warning: Warning) -> bool:
     return False
 
 
-def _origins(error: BaseException | None) -> Iterator[BaseException]:
+def origins(error: BaseException | None) -> Iterator[BaseException]:
     """An exception and those it came from, the last first."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:

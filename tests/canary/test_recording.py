@@ -18,7 +18,7 @@ from pytest_fusion.canary.recording.matching import UnmatchedError, match
 from pytest_fusion.case import regimes
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import make_inputs
-from pytest_fusion.case.misfit import misfit
+from pytest_fusion.case.stated import misfit
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.run.placing import place
 from tests.forked import run_pytest

@@ -20,8 +20,8 @@ from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.case.choosing import covering
 from pytest_fusion.case.choosing.covering import covering_array
 from pytest_fusion.case.make import ImpossibleCase
-from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.plan import Limits, Plan, build
+from pytest_fusion.case.stated import misfit
 from pytest_fusion.spec import values
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.inputs import optional, tensor

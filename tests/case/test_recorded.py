@@ -12,8 +12,8 @@ import torch
 from pytest_fusion.case import recorded_values, regimes
 from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.case.make import ImpossibleCase, make_inputs
-from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.recorded_values import Like, Stored
+from pytest_fusion.case.stated import misfit
 from pytest_fusion.errors import ReplayError
 from pytest_fusion.spec import values
 from pytest_fusion.spec.dims import dim

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pytest_fusion import values
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search
-from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.plan import Plan
+from pytest_fusion.case.stated import misfit
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.inputs import optional, tensor
 

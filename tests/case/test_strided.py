@@ -10,7 +10,7 @@ import torch
 from pytest_fusion.case import layouts, strided
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.case.make import make_inputs
-from pytest_fusion.case.misfit import misfit
+from pytest_fusion.case.stated import misfit
 from pytest_fusion.run.placing import place
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor

@@ -10,8 +10,8 @@ import torch
 from pytest_fusion.case import structured_integers
 from pytest_fusion.case.case_model import Case, TensorCase
 from pytest_fusion.case.make import ImpossibleCase, make_inputs, make_tensor
-from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.plan import Limits, build, make_plan
+from pytest_fusion.case.stated import misfit
 from pytest_fusion.errors import SpecError
 from pytest_fusion.spec import values
 from pytest_fusion.spec.dims import dim

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytest_fusion.checks.evidence import DamagedMemory, ProcessEnd, WrongAccess, WrongConfig
-from pytest_fusion.checks.verdict import Verdict, failed
+from pytest_fusion.checks.verdict import DamagedMemory, ProcessEnd, Verdict, WrongAccess, WrongConfig, failed
 from pytest_fusion.diagnosis.causes import CAUSES, likely_cause
 from pytest_fusion.interpreter.memory.memory_findings import Finding
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from pytest_fusion.case.case_model import Case, TensorCase
-from pytest_fusion.checks.evidence import Deviation
-from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
+from pytest_fusion.checks.verdict import Deviation, Verdict, failed, passed, unknown
 from pytest_fusion.engine.tally import Tally
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import tensor

@@ -14,8 +14,8 @@ from pytest_fusion.bench import without_gpu
 from pytest_fusion.bench.entries import entries
 from pytest_fusion.interpreter.bridge import named_device
 from pytest_fusion.plugin.testing import examine
+from pytest_fusion.run.fused import called
 from pytest_fusion.run.measure.launches.launch_count import Counts
-from pytest_fusion.run.unguarded import called
 from tests.sweeps import sweep
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a CUDA device")

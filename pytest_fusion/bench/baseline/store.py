@@ -182,7 +182,8 @@ def listed(folder: Path, now: datetime) -> list[str]:
             continue
         cases = {key.case for key in found.rows}
         table.append((found.test, found.device, str(len(cases)), _age(found, now), path.name))
-    return [*_aligned(table), *broken]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [*("  ".join(map(str.ljust, row, widths)).rstrip() for row in table), *broken]
 
 
 def _age(found: Baseline, now: datetime) -> str:
@@ -198,8 +199,3 @@ def _age(found: Baseline, now: datetime) -> str:
         return "of unknown age"
     days = max(0, (now - max(times)).days)
     return "today" if days == 0 else f"{days} d"
-
-
-def _aligned(table: Sequence[tuple[str, ...]]) -> list[str]:
-    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

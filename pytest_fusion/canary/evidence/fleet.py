@@ -179,7 +179,8 @@ def _read(path: Path, making: dict[tuple[str, str], _RolloutBuilder]) -> int:
     rollouts: dict[str, str] = {}
     many = 0
     for event in read(path):
-        if not _is_ours(event):
+        texts = isinstance(event.get("name"), str) and isinstance(event.get("event"), str)
+        if not texts or type(event.get("pid")) is not int or type(event.get("time")) not in (int, float):
             continue
         many += 1
         name = event["name"]
@@ -190,11 +191,6 @@ def _read(path: Path, making: dict[tuple[str, str], _RolloutBuilder]) -> int:
         process = str(event.get("process", stem))
         making.setdefault((name, rollout), _RolloutBuilder(name, rollout)).add(event, process)
     return many
-
-
-def _is_ours(event: Mapping[str, Any]) -> bool:
-    texts = isinstance(event.get("name"), str) and isinstance(event.get("event"), str)
-    return texts and type(event.get("pid")) is int and type(event.get("time")) in (int, float)
 
 
 def select(rollouts: list[Rollout], name: str | None, rollout: str | None) -> list[Rollout]:

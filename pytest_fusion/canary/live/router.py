@@ -306,8 +306,7 @@ class Canary:
         slot = self._ledger.traffic.slot(self._mode.state, args, kwargs)
         if not self._sampler.serves(self._mode, REQUEST.get(), ticket):
             return self._incumbent(*args, **kwargs)
-        signature = signature_of(args, kwargs)
-        known = self._forms.get(signature)
+        known = self._forms.get(signature_of(args, kwargs))
         if known is None:
             if self._forms.full:
                 self._ledger.count("not routed")

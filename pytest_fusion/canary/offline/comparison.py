@@ -18,8 +18,7 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.describe import describe
 from pytest_fusion.case.make import make_inputs
-from pytest_fusion.checks.context import CaseResult, reference_of
-from pytest_fusion.checks.outputs import Outputs
+from pytest_fusion.checks.context import CaseResult, Outputs, reference_of
 from pytest_fusion.checks.values_check import judge_one
 from pytest_fusion.engine.cases import Chosen
 from pytest_fusion.engine.judging import Judging
@@ -70,11 +69,7 @@ class TwoKernels:
     cases in ``dead``, by their keys, a process ended."""
 
     def __init__(
-        self,
-        judging: Judging,
-        opponent: Opponent,
-        extra: Mapping[Source, Iterable[Case]],
-        dead: Mapping[str, Dead],
+        self, judging: Judging, opponent: Opponent, extra: Mapping[Source, Iterable[Case]], dead: Mapping[str, Dead]
     ) -> None:
         self.judging, self.cases, self.outer = judging, judging.cases, judging.outer
         self.spec, self.context, self.tally = judging.spec, judging.context, judging.tally

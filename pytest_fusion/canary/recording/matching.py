@@ -14,7 +14,7 @@ from pytest_fusion.case import sizes as admissible
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import RECORDED_AS, ImpossibleCase, bounds_of, torch_dtype
-from pytest_fusion.case.misfit import misfit
+from pytest_fusion.case.stated import misfit
 from pytest_fusion.case.value_json import decode
 from pytest_fusion.errors import ReplayError
 from pytest_fusion.spec.dims import Size, Term
@@ -202,8 +202,7 @@ class _Matching:
         if strided.expanded(shape, strides) and name in self.spec.given_up:
             raise UnmatchedError(f"{name!r} is written, and its strides {strides} repeat elements")
         made = Layout(strided.stated(strides), offset)
-        elements = geometry(shape, Layout()).storage
-        if geometry(shape, made).storage > max(_GAPS * elements, _MOST_STORAGE):
+        if geometry(shape, made).storage > max(_GAPS * geometry(shape, Layout()).storage, _MOST_STORAGE):
             self.notes.append(f"{name!r} has the strides {strides}, too far apart for a case: {nearest} instead")
             return Layout(nearest or "contiguous", offset)
         return made
@@ -404,5 +403,4 @@ def _solutions(term: Term, unknown: str, size: int, found: Mapping[str, Size]) -
     if not any(value >= 0 and at(value) == size for value in candidates):
         divisors = [part for part in range(1, _TRIED + 1) if at(size * part) == size]
         candidates = [size * part + rest for part in divisors for rest in range(part)]
-    fitting = sorted({value for value in candidates if value >= 0 and at(value) == size})
-    return fitting[:2]
+    return sorted({value for value in candidates if value >= 0 and at(value) == size})[:2]

@@ -20,6 +20,7 @@ from pytest_fusion.case.plan import Plan
 from pytest_fusion.case.sizes import LONG
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.values import ValueProfile
+from pytest_fusion.spec.wording import grouped
 
 Pair = tuple[str, str, str, str]
 # A kernel's fast path (vectors, descriptors) needs all inputs contiguous and aligned at once, as they are in
@@ -279,11 +280,8 @@ class PairCount:
 
     def unmet(self) -> list[str]:
         """The pairs that no case has met, in the order of the plan: a line for each level and what it has not met."""
-        left: dict[str, list[str]] = {}
-        for pair in self._pairs():
-            if pair not in self._met:
-                a, x, b, y = pair
-                left.setdefault(f"{a}={x} with {b}=", []).append(y)
+        pairs = (pair for pair in self._pairs() if pair not in self._met)
+        left = grouped((f"{a}={x} with {b}=", y) for a, x, b, y in pairs)
         return [first + " | ".join(others) for first, others in left.items()]
 
     def _pairs(self) -> list[Pair]:

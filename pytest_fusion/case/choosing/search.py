@@ -16,8 +16,8 @@ from hypothesis.statistics import collector
 from pytest_fusion.case import counter_random, regimes
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.make import ImpossibleCase
-from pytest_fusion.case.misfit import misfit
 from pytest_fusion.case.plan import Plan, build
+from pytest_fusion.case.stated import misfit
 from pytest_fusion.errors import ReplayError, SpecError
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.inputs import StrategySpec, unwrap

@@ -18,12 +18,12 @@ from pytest_fusion.case.plan import cost
 from pytest_fusion.case.sizes import count
 from pytest_fusion.checks import memory
 from pytest_fusion.checks.context import Context, call
-from pytest_fusion.checks.evidence import Evidence
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
-from pytest_fusion.checks.verdict import Verdict, failed, hazard, passed
+from pytest_fusion.checks.verdict import Evidence, Verdict, failed, hazard, passed
 from pytest_fusion.run.autotuned import Tuned, launched
 from pytest_fusion.run.memory import FILLS
+from pytest_fusion.spec.wording import grouped
 
 CODE = "config-variant-bits"
 _CHECK = "configs"
@@ -109,8 +109,7 @@ def _lengths(trial: Trial) -> dict[str, int]:
 
 def run(trial: Trial) -> Verdict:
     """A finding where two configs of a kernel give different bits."""
-    shrinks = trial.context.focus.sought is not None
-    state = _Bits() if shrinks else trial.context.state(_Bits)
+    state = _Bits() if trial.context.focus.sought is not None else trial.context.state(_Bits)
     state.cases += 1
     for name, length in _lengths(trial).items():
         state.longest[name] = max(length, state.longest.get(name, 0))
@@ -156,11 +155,8 @@ def _compared(trial: Trial, seen: Tuned, state: _Bits) -> Verdict | None:
 
 def _unlike(trial: Trial, seen: Tuned) -> list[list[int]]:
     """The configs that pruning leaves; together those that differ in nothing that an interpreted kernel reads."""
-    alike: dict[Any, list[int]] = {}
-    for index in sorted(seen.survivors):
-        key = seen.read(index) if trial.context.device.type == "cpu" else index
-        alike.setdefault(key, []).append(index)
-    return list(alike.values())
+    on_cpu = trial.context.device.type == "cpu"
+    return list(grouped((seen.read(index) if on_cpu else index, index) for index in sorted(seen.survivors)).values())
 
 
 def _verdict(
@@ -183,10 +179,7 @@ def classes_of(context: Context) -> dict[str, list[list[int]]]:
     found = {}
     for kernel, numbers in context.state(_Bits).classes.items():
         whole = max(map(len, numbers.values()), default=0)
-        together: dict[tuple[int, ...], list[int]] = {}
-        for index, seen in sorted(numbers.items()):
-            if len(seen) == whole:
-                together.setdefault(tuple(seen), []).append(index)
+        together = grouped((tuple(seen), index) for index, seen in sorted(numbers.items()) if len(seen) == whole)
         found[kernel] = list(together.values())
     return found
 

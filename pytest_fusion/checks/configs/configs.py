@@ -21,9 +21,8 @@ from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.configs import bit_classes
 from pytest_fusion.checks.configs.past_blocks import Reach, Reason
 from pytest_fusion.checks.context import CaseResult, Context
-from pytest_fusion.checks.evidence import Facts, WrongConfig
 from pytest_fusion.checks.repeat.repeat import Variance
-from pytest_fusion.checks.verdict import Verdict, failed, unknown
+from pytest_fusion.checks.verdict import Facts, Verdict, WrongConfig, failed, unknown
 from pytest_fusion.run.autotuned import TRIED, Tuned
 from pytest_fusion.spec.fusion_spec import FusionSpec
 

@@ -7,7 +7,7 @@ bits, never wrong results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,10 +16,9 @@ import torch
 
 from pytest_fusion.case import counter_random
 from pytest_fusion.checks import memory
-from pytest_fusion.checks.context import call_placed, error_verdict, rejection
+from pytest_fusion.checks.context import IN_PLACE, call_placed, collect, error_verdict, rejection
 from pytest_fusion.checks.gradients.backward import NAME, Attempt, connected, prepared, wrong_results
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
-from pytest_fusion.checks.outputs import IN_PLACE, collect
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import SECOND, Verdict, failed, hazard
@@ -106,7 +105,9 @@ def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None,
             return broken, ""
     results = trial.collect(outcome, placed).tensors
     for name, t in results.items():
-        if not t.requires_grad or name.endswith(IN_PLACE) or _given(t, placed.arguments, upstream.wanted):
+        # An input itself requires grad in any mode.
+        given = t.grad_fn is None and any(t.data_ptr() == placed.arguments[one].data_ptr() for one in upstream.wanted)
+        if given or not t.requires_grad or name.endswith(IN_PLACE):
             continue
         theirs = _of_reference(mode, trial, upstream)
         if theirs is None or (name in theirs and theirs[name].requires_grad):
@@ -124,16 +125,9 @@ def _under(mode: str, trial: Trial, upstream: Upstream) -> tuple[Verdict | None,
         return wrong_results(trial, plain_results, when, mode), "other bits"
 
 
-def _given(t: torch.Tensor, arguments: Mapping[str, Any], wanted: Iterable[str]) -> bool:
-    """Whether a result is an input itself, which requires grad in any mode."""
-    return t.grad_fn is None and any(t.data_ptr() == arguments[name].data_ptr() for name in wanted)
-
-
 def _of_reference(mode: str, trial: Trial, upstream: Upstream) -> dict[str, torch.Tensor] | None:
     """The reference's results in this mode; ``None`` where it raises."""
-    arguments = copies(trial.logical)
-    for name in upstream.wanted:
-        arguments[name] = arguments[name].detach().requires_grad_(True)
+    arguments = copies(trial.logical, upstream.wanted)
     spec = trial.spec
     try:
         with trial.context.clock.phase("reference"), _MODES[mode]():

@@ -11,10 +11,9 @@ import torch
 from pytest_fusion import interpreter
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.checks import memory, structure
-from pytest_fusion.checks.context import call_placed, error_verdict, rejection, tensors_of
+from pytest_fusion.checks.context import Outputs, call_placed, collect, error_verdict, rejection, tensors_of
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.checks.kernels import refused
-from pytest_fusion.checks.outputs import Outputs, collect
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed

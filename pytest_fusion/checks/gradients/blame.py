@@ -7,12 +7,11 @@ from dataclasses import replace
 
 import torch
 
-from pytest_fusion.checks.evidence import DamagedMemory, WrongAccess, WrongGradient
 from pytest_fusion.checks.gradients.backward import Attempt
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
-from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.checks.verdict import DamagedMemory, Verdict, WrongAccess, WrongGradient
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.run.memory import FILLS

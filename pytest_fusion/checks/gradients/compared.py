@@ -9,13 +9,12 @@ from typing import Any
 import torch
 
 from pytest_fusion.checks import values_check
-from pytest_fusion.checks.evidence import WrongGradient
 from pytest_fusion.checks.gradients import blame
 from pytest_fusion.checks.gradients.backward import NAME, Attempt, Backward
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.checks.kernels import tf32
 from pytest_fusion.checks.trial import Trial
-from pytest_fusion.checks.verdict import Verdict, failed
+from pytest_fusion.checks.verdict import Verdict, WrongGradient, failed
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.reference import FEW_LANES, MANY_LANES, ReferenceFailed
 from pytest_fusion.oracle.rounding import factors_in_tf32

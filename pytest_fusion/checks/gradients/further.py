@@ -11,12 +11,11 @@ import torch
 
 from pytest_fusion import interpreter
 from pytest_fusion.checks import memory
-from pytest_fusion.checks.context import call_placed
+from pytest_fusion.checks.context import call_placed, collect
 from pytest_fusion.checks.gradients.backward import NAME, Attempt, connected, named, prepared
 from pytest_fusion.checks.gradients.compared import compare
 from pytest_fusion.checks.gradients.upstream import Upstream
 from pytest_fusion.checks.kernels import undefined
-from pytest_fusion.checks.outputs import collect
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import SECOND, Verdict, failed, hazard

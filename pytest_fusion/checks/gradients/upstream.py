@@ -13,7 +13,7 @@ from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Layout
 from pytest_fusion.case.layouts import choices, geometry
 from pytest_fusion.checks import values_check
-from pytest_fusion.checks.outputs import collect
+from pytest_fusion.checks.context import collect
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.oracle import Kind, OutputLanes
 from pytest_fusion.oracle.reference import ReferenceFailed, copies, on_its_own, takes
@@ -189,9 +189,7 @@ class Upstream:
     def _graph(self) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         """The reference's arguments and differentiable outputs; notes the outputs that get a gradient."""
         spec, context = self.trial.spec, self.trial.context
-        arguments = copies(self.trial.logical)
-        for name in self.wanted:
-            arguments[name] = arguments[name].detach().requires_grad_(True)
+        arguments = copies(self.trial.logical, self.wanted)
         try:
             result = spec.reference(**arguments, **takes(spec.reference, context.extra))
             outputs = differentiable(collect(result, arguments, spec.mutates).tensors)

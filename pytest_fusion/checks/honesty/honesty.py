@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from pytest_fusion.checks.check import Check
-from pytest_fusion.checks.context import Context, call_placed
+from pytest_fusion.checks.context import Context, call_placed, collect
 from pytest_fusion.checks.honesty import kept_results
-from pytest_fusion.checks.outputs import collect
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.interpreter.bridge.named_device import stay_on_the_cpu
@@ -171,8 +170,7 @@ def _in_thread(trial: Trial, first_wrong: FirstWrong, frames: list[unmarked.Fram
     outcome = call_placed(context, fused, placed)
     if outcome.error is not None:
         return f"the kernel raises {type(outcome.error).__name__}"
-    outputs = collect(outcome.result, placed.arguments, spec.mutates).tensors
-    different = first_wrong(outputs)
+    different = first_wrong(collect(outcome.result, placed.arguments, spec.mutates).tensors)
     return None if different is None else f"{different} is another one"
 
 

@@ -29,8 +29,7 @@ import torch
 from pytest_fusion.case import counter_random as numbers
 from pytest_fusion.case.strided import expanded
 from pytest_fusion.checks import structure
-from pytest_fusion.checks.context import call_placed, other_values, rejection
-from pytest_fusion.checks.outputs import collect
+from pytest_fusion.checks.context import call_placed, collect, other_values, rejection
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, unknown
@@ -281,10 +280,7 @@ class LaterCalls:
         returned: Tensors = {}
 
         def fused(**arguments: Any) -> Any:
-            with (
-                streams.delayed(self.context.device),
-                self._reference_noted() if watched else contextlib.nullcontext(),
-            ):
+            with streams.delayed(self.context.device), self._reference_noted() if watched else contextlib.nullcontext():
                 result = self.spec.fused(**arguments)
             now = collect(result, placed.arguments, self.spec.mutates).tensors
             returned.update({name: now[name].detach().clone() for name in self.names if name in now})

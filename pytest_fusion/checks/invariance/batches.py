@@ -102,8 +102,7 @@ def _narrow(trial: Trial) -> bool:
 
 def width(trial: Trial, dim: str) -> int:
     """The work of one slice of the dim: the product of all other sizes."""
-    case = trial.result.case
-    return cost(trial.spec, resized(case, dim, 1))[1]
+    return cost(trial.spec, resized(trial.result.case, dim, 1))[1]
 
 
 def _spent(trial: Trial) -> bool:

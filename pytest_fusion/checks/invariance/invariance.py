@@ -148,8 +148,7 @@ def dims_of(trial: Trial) -> list[str]:
 
 def adopt(trial: Trial, dim: str, size: int) -> bool:
     """Judge the case of another size by itself; its failure is then the finding."""
-    other = resized(trial.result.case, dim, size)
-    alone = trial.alone(other)
+    alone = trial.alone(resized(trial.result.case, dim, size))
     if alone.failure is None or alone.failure.statistical:
         return False
     result = trial.result

@@ -10,12 +10,11 @@ import torch
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.layouts import of_fewer
-from pytest_fusion.checks.evidence import SliceDifference
 from pytest_fusion.checks.invariance.batches import NAME, Batches, Spent
 from pytest_fusion.checks.invariance.case_slices import Unsliceable, input_axes, resized, selected, tensors
 from pytest_fusion.checks.repeat import repeat
 from pytest_fusion.checks.trial import Trial
-from pytest_fusion.checks.verdict import GRADIENTS, Verdict, failed, unknown
+from pytest_fusion.checks.verdict import GRADIENTS, SliceDifference, Verdict, failed, unknown
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.run.pristine import perf_counter, process_time
 from pytest_fusion.spec.values import ValueProfile

@@ -72,17 +72,14 @@ def _along(
 
     many, gradients = trial, called_with(upstream)
     if wide:
-        others = called_with(_of_many(upstream, given))
+        # For `MANY` slices of other values, of outputs that follow the dim.
+        wider = _cut(upstream, given, [0] * invariance.MANY)
+        fresh = {name: upstream.drawn(name, t) for name, t in wider.upstream.items()}
+        others = called_with(replace(wider, upstream=fresh))
         many = invariance.of_many(trial, dim, so_far, others)
         gradients = gradients if many is trial else others
     along = Along(many, dim, so_far, gradients, gradients=True)
     return along.judge(calls, axes), along
-
-
-def _of_many(upstream: Upstream, axes: Mapping[str, int]) -> Upstream:
-    """The upstream gradients for `MANY` slices of other values, of outputs that follow the dim."""
-    many = _cut(upstream, axes, [0] * invariance.MANY)
-    return replace(many, upstream={name: upstream.drawn(name, t) for name, t in many.upstream.items()})
 
 
 def _gradients(trial: Trial, upstream: Upstream, slices: Sequence[int], axes: Mapping[str, int]) -> Called | None:

@@ -22,12 +22,8 @@ from pytest_fusion.spec.dtypes import NARROW
 
 @dataclass(slots=True)
 class _State:
-    """Products of one case: ``interpreted``, in float32 here but coarser on a GPU; ``compiled``, possibly in TF32.
+    """Products of one case that are ``compiled``, possibly in TF32; ``excused``: results are right only with those."""
 
-    ``excused``: results are right only with factors in TF32.
-    """
-
-    interpreted: dict[Site, None] = field(default_factory=dict)
     compiled: dict[Site, None] = field(default_factory=dict)
     excused: bool = False
 
@@ -35,8 +31,9 @@ class _State:
 @contextmanager
 def noted(context: Context, result: CaseResult) -> Iterator[None]:
     """Around all calls of a case; adds the hazard to its right results."""
+    # Interpreted products are in float32 here, but coarser on a GPU.
     state, interpreted, compiled = context.state(_State), dict[Site, None](), dict[Site, None]()
-    with holding(state, interpreted=interpreted, compiled=compiled, excused=False):
+    with holding(state, compiled=compiled, excused=False):
         with products_into(interpreted), tf32_products(compiled):
             yield
         sites = compiled if state.excused else interpreted

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from pytest_fusion.case.case_model import Case
-from pytest_fusion.checks.context import Context, call_placed
-from pytest_fusion.checks.outputs import collect
+from pytest_fusion.checks.context import Context, call_placed, collect
 from pytest_fusion.checks.randomness.masks import Mask, Masks, sides_of
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed
@@ -75,9 +74,7 @@ def _gradients_of(
 def _reference_gradients(trial: Trial, masks: Masks, wanted: list[str], mask: torch.Tensor) -> dict[str, torch.Tensor]:
     spec = trial.spec
     reference = MaskedReference(plain(spec.reference), masks.name, mask, masks.probe)
-    arguments = copies(masks.probe)
-    for name in wanted:
-        arguments[name] = arguments[name].detach().requires_grad_(True)
+    arguments = copies(masks.probe, wanted)
     try:
         result = reference(**arguments, **takes(reference, trial.context.extra))
         return _gradients_of(collect(result, arguments, spec.mutates).tensors, arguments, wanted)

@@ -15,20 +15,15 @@ SURE = NORMAL.inv_cdf(0.99)
 _SHARED = 0.25
 
 
-def _log_binomial(n: int, p: float, k: torch.Tensor) -> torch.Tensor:
-    """Logarithm of the probability of ``k`` successes in ``n`` draws, ``0 < p < 1``."""
-    total = torch.tensor(float(n + 1), dtype=torch.float64)
-    ways = torch.lgamma(total) - torch.lgamma(k + 1) - torch.lgamma(n - k + 1)
-    return ways + k * math.log(p) + (n - k) * math.log1p(-p)
-
-
 def at_most(k: int, n: int, p: float) -> float:
     """The probability of ``k`` successes or fewer in ``n`` draws of probability ``p``."""
     if k >= n or p <= 0:
         return 1.0
     if k < 0 or p >= 1:
         return 0.0
-    terms = _log_binomial(n, p, torch.arange(k + 1, dtype=torch.float64))
+    each = torch.arange(k + 1, dtype=torch.float64)
+    ways = math.lgamma(n + 1) - torch.lgamma(each + 1) - torch.lgamma(n - each + 1)
+    terms = ways + each * math.log(p) + (n - each) * math.log1p(-p)
     return min(float(torch.logsumexp(terms, 0).exp()), 1.0)
 
 

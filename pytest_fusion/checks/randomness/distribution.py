@@ -16,17 +16,19 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.case import counter_random
+from pytest_fusion.case import counter_random, sizes
+from pytest_fusion.case.case_model import Case, Layout
+from pytest_fusion.case.make import ImpossibleCase, InputFailed, make_inputs
+from pytest_fusion.case.plan import cost, refit
 from pytest_fusion.checks.check import Check
-from pytest_fusion.checks.context import Context, call
+from pytest_fusion.checks.context import CaseResult, Context, call, reference_of
 from pytest_fusion.checks.randomness import chance
 from pytest_fusion.checks.randomness.frequencies import CALLS, CLASSES, ROWS, Seen, described, pooled, seen_in
-from pytest_fusion.checks.randomness.many_rows import of_many_rows
 from pytest_fusion.checks.randomness.masks import can_reseed, fresh_seed, reseeded, upper_bits
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, passed, unknown
 from pytest_fusion.errors import SpecError
-from pytest_fusion.oracle.reference import MANY_LANES
+from pytest_fusion.oracle.reference import MANY_LANES, ReferenceFailed
 from pytest_fusion.run.clock import processor_s
 from pytest_fusion.run.memory import FILLS
 from pytest_fusion.spec.wording import did_you_mean
@@ -214,8 +216,7 @@ def _impossible(trial: Trial, name: str, rows: _Rows, got: torch.Tensor) -> Verd
 
 def _of(p: torch.Tensor, drawn: torch.Tensor) -> torch.Tensor:
     """The probability of each draw; meaningless for one outside the vocabulary."""
-    inside = drawn.clamp(0, p.shape[-1] - 1)
-    return p.gather(-1, inside[:, None])[:, 0]
+    return p.gather(-1, drawn.clamp(0, p.shape[-1] - 1)[:, None])[:, 0]
 
 
 def _drawn_again(trial: Trial, rows: dict[str, _Rows]) -> Verdict | None:
@@ -347,6 +348,47 @@ def _misfit(
             f"{100 * abs(excess) / found.draws:.2g} % of all"
         )
     return _biased(name, slug, f"{reason} (p = {p:.1g} where {allowed:.1g} is allowed)", p=p), p
+
+
+# Elements of the largest tensor.
+_ELEMENTS = 1 << 16
+
+
+def of_many_rows(trial: Trial, rows: int, *, equal: bool) -> Trial:
+    """The case with up to so many rows, ``equal`` ones where layouts allow that; unchanged where no dim gives any."""
+    context = trial.context
+    for dim in trial.spec.sized:
+        try:
+            case = _resized(trial, dim, rows, equal=equal)
+            with context.clock.phase("make"):
+                logical = make_inputs(trial.spec, case, context.device)
+            reference, expected = reference_of(context, case, logical, priced=False)
+        except (ImpossibleCase, InputFailed, ReferenceFailed):
+            continue
+        made = Trial(context, CaseResult(case), logical, reference, expected, trial.alone)
+        both = [(p, made.sampled[name]) for name, p in trial.sampled.items()]
+        same = all(bool((after == after[:1]).all()) for _, after in both)
+        if all(p.shape[-1:] == after.shape[-1:] and after.numel() >= p.numel() + (not same) for p, after in both):
+            return made
+    return trial
+
+
+def _resized(trial: Trial, dim: str, size: int, *, equal: bool) -> Case:
+    """The case with more of the dim; with ``equal``, tensors whose first dim it is repeat one slice."""
+    case = other = trial.result.case
+    while size > sizes.count(case.sizes[dim]):
+        larger = case.with_(sizes=refit(trial.spec, {**case.sizes, dim: size}))
+        if cost(trial.spec, larger)[0] <= _ELEMENTS:
+            other = larger
+            break
+        size //= 2
+    for name, inner in trial.spec.tensors.items() if equal else ():
+        first = inner.shape.terms[:1]
+        if name in other.tensors and "expanded" in inner.layouts and first and first[0].names == (dim,):
+            other = other.with_tensor(name, layout=Layout("expanded"))
+    if other == case:
+        raise ImpossibleCase(f"no more of {dim}")
+    return other
 
 
 CHECK = Check(NAME, run, due=due, summary=summary, notes=notes, reported=False)

@@ -18,8 +18,7 @@ from pytest_fusion.case import counter_random
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.plan import regimes_of
-from pytest_fusion.checks.context import Context, call, other_values, reader
-from pytest_fusion.checks.outputs import collect
+from pytest_fusion.checks.context import Context, call, collect, other_values, reader
 from pytest_fusion.errors import SpecError
 from pytest_fusion.oracle.reference import ReferenceFailed, run_reference, takes
 from pytest_fusion.run.fused import Outcome, run_fused
@@ -440,8 +439,7 @@ class Masks:
         return list(dict.fromkeys(ordered))
 
     def _read(self, sides: Mapping[str, Side], got: Mapping[str, torch.Tensor]) -> Mask:
-        device = self._context.device
-        keep = torch.zeros(self.shape, dtype=torch.bool, device=device)
+        keep = torch.zeros(self.shape, dtype=torch.bool, device=self._context.device)
         known = keep.clone()
         for name, side in sides.items():
             seen = side.read(got[name], self.shape) if name in got else None

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from pytest_fusion.checks.evidence import Evidence
-from pytest_fusion.checks.verdict import Verdict, failed, passed
+from pytest_fusion.checks.verdict import Evidence, Verdict, failed, passed
 
 # Later calls agree: something that the first one left, a cache or workspace, decides them.
 FIRST = "between the first call on these inputs and later ones, which agree"

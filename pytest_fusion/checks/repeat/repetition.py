@@ -189,7 +189,7 @@ class _Again:
         stays = bool(repeat.variations(self.base, plain[:1])) and not repeat.variations(plain[0], plain[1:])
         if not (stays or (not repeat.variations(self.base, plain) and all(self._changes(others) for _ in range(2)))):
             return repeat.check_repeat(repeat.variations(self.base, [changed, *plain]), self.calls)
-        between = " and ".join(_sized(case) for case, _ in others)
+        between = " and ".join(", ".join(f"{dim}={size}" for dim, size in case.sizes.items()) for case, _ in others)
         worst = varied[0]
         return failed(
             NAME,
@@ -293,10 +293,6 @@ def _named(order: Order | None) -> str:
     if order is None:
         return _CROWDED
     return "the last one first" if order == "reversed" else f"shuffled by seed {order}"
-
-
-def _sized(case: Case) -> str:
-    return ", ".join(f"{name}={size}" for name, size in case.sizes.items())
 
 
 # The most bytes of decoys; the profile bounds a case's own tensors.

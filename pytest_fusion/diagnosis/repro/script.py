@@ -23,10 +23,9 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.containers import map_tensors
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import make_inputs
-from pytest_fusion.checks.evidence import Facts
 from pytest_fusion.checks.memory import BACKWARD, RECORDING
 from pytest_fusion.checks.multiprocessors import multiprocessors_of
-from pytest_fusion.checks.verdict import Verdict
+from pytest_fusion.checks.verdict import Facts, Verdict
 from pytest_fusion.diagnosis.repro.replay_file import Replay, place
 from pytest_fusion.interpreter.bridge.modelled_device import PROPERTIES
 from pytest_fusion.oracle.reference import takes

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 
@@ -13,9 +12,8 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks import probe as probing
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.diagnosis import edits
-from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Lab, ordinary
+from pytest_fusion.diagnosis.experiments import Found, Lab, ordinary
 
 Outputs = Mapping[str, torch.Tensor]
 
@@ -194,16 +192,11 @@ def _homogeneous(lab: Lab, case: Case) -> Mapping[str, int] | None:
         powers = dict(zip(names, chosen, strict=True))
         if near is None or not any(chosen):
             continue
-        far, further = (_right_when_scaled(lab, logical, powers, by) for by in (_FAR, _FAR + _STEP))
+        scaled = (_scaled_by(powers, by).apply(dict(logical)) for by in (_FAR, _FAR + _STEP))
+        far, further = (probing.right_of(lab.context, values) for values in scaled)
         if far is not None and further is not None and _follow(near, far, further):
             return powers
     return None
-
-
-def _right_when_scaled(
-    lab: Lab, logical: Mapping[str, Any], powers: Mapping[str, int], by: int
-) -> dict[str, torch.Tensor] | None:
-    return probing.right_of(lab.context, _scaled_by(powers, by).apply(dict(logical)))
 
 
 def _follow(near: Outputs, far: Outputs, further: Outputs) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,9 +14,8 @@ from pytest_fusion.checks import probe as probing
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.gradients.upstream import NoGraph, Upstream
 from pytest_fusion.diagnosis import edits
-from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Answer, Lab
+from pytest_fusion.diagnosis.experiments import Answer, Found, Lab
 from pytest_fusion.oracle.reference import ReferenceFailed
 from pytest_fusion.oracle.rounding import GRIDS
 from pytest_fusion.spec.dims import Size
@@ -56,21 +55,14 @@ def zero(lab: Lab) -> Found | None:
     if not all(lab.attempt(case.with_(seed=seed)).right for seed in lab.seeds(case, _SEEDS)):
         return None
     # A loop bound that drops the last iteration shows in a small case only if it drops all.
-    for past in _past(lab, case):
-        if any(lab.attempt(past.with_(seed=seed)).wrong for seed in lab.seeds(past, _FEW_SEEDS)):
+    for block, name in itertools.product(lab.blocks[:_BLOCKS], lab.plain_sizes()):
+        past = _just_past(lab, case, name, block)
+        if past and any(lab.attempt(past.with_(seed=seed)).wrong for seed in lab.seeds(past, _FEW_SEEDS)):
             lab.ruled_out.append("size 0: wrong past a block without one too")
             lab.base = past
             return None
     shown = ", ".join(filled)
     return Found("zero-size", [f"right with {shown} of 1 or more, wrong with 0"])
-
-
-def _past(lab: Lab, case: Case) -> Iterator[Case]:
-    """The case with each dim in turn just past a block."""
-    for block, name in itertools.product(lab.blocks[:_BLOCKS], lab.plain_sizes()):
-        past = _just_past(lab, case, name, block)
-        if past is not None:
-            yield past
 
 
 def _just_past(lab: Lab, case: Case, name: str, tile: int) -> Case | None:
@@ -134,7 +126,9 @@ def tail(lab: Lab, changes: Sequence[Edit] = ()) -> Found | None:
     for base in dict.fromkeys((lab.base.key(), lab.grown().key())):
         case = lab.base if base == lab.base.key() else lab.grown()
         for name, size in lab.lengths().items():
-            found = next(filter(None, (_tail(lab, case, name, tile, changes) for tile in _tiles(lab, size))), None)
+            # Learned block sizes, the power of two to which a one-tile kernel pads a row, and a vector's size.
+            tiles = dict.fromkeys((*lab.blocks, 1 << max(size - 1, 1).bit_length(), _VECTOR))
+            found = next(filter(None, (_tail(lab, case, name, tile, changes) for tile in tiles)), None)
             if found is not None:
                 return found
     lab.ruled_out.append("partial tile: no size of a dim is right at whole tiles and wrong one past them")
@@ -198,11 +192,6 @@ def _all_whole(lab: Lab, case: Case, name: str, tile: int) -> Case | None:
     return larger if larger.key() != case.key() else None
 
 
-def _tiles(lab: Lab, size: int) -> Iterator[int]:
-    """Learned block sizes, the power of two to which a one-tile kernel pads a row, and a vector's size."""
-    yield from dict.fromkeys((*lab.blocks, 1 << max(size - 1, 1).bit_length(), _VECTOR))
-
-
 def _neutral(lab: Lab, past: Case, dim: str, evidence: list[str]) -> Found | None:
     """The partial tile is right once the values make its padding weigh nothing."""
     names = edits.free(lab.spec, past)
@@ -229,7 +218,10 @@ def _still_shows(lab: Lab, case: Case, edit: Edit, dim: str) -> bool:
     """
     found = lab.attempt(case, edit=edit).probe
     before = _right_with(lab, found, found.logical) if found is not None else None
-    if found is None or before is None or not _of_use(before):
+    if found is None or before is None:
+        return False
+    floating = [right.double() for right in before.values() if right.numel() and right.is_floating_point()]
+    if not any(bool(torch.isfinite(t).all()) and bool((t != 0).any()) for t in floating):
         return False
     size = count(case.sizes[dim])
     # For a gradient that depends only on the upstream gradient, as a ReLU's, the last index counts through that.
@@ -274,11 +266,6 @@ def _right_with(
     except (NoGraph, ReferenceFailed):
         return None
     return {name: lanes[name[1:]].oracle} if name[1:] in lanes else None
-
-
-def _of_use(expected: Mapping[str, torch.Tensor]) -> bool:
-    floating = [right.double() for right in expected.values() if right.numel() and right.is_floating_point()]
-    return any(bool(torch.isfinite(t).all()) and bool((t != 0).any()) for t in floating)
 
 
 def _differ(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.Tensor]) -> bool:

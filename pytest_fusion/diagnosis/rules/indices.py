@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from pytest_fusion.case.case_model import Case
+from pytest_fusion.case.plan import in_dtype
 from pytest_fusion.checks import probe as probing
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.invariance.case_slices import Unsliceable, input_axes, selected, unsliceable
 from pytest_fusion.diagnosis import edits
-from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Answer, Lab, Wrong, ordinary
+from pytest_fusion.diagnosis.experiments import Answer, Found, Lab, Wrong, ordinary
 from pytest_fusion.diagnosis.readings import Reading, readings
 from pytest_fusion.diagnosis.readings import of as readings_of
 from pytest_fusion.errors import SpecError
@@ -37,17 +37,10 @@ def failing(lab: Lab) -> Iterator[Case]:
     sizes = [lab.grown(plain), lab.grown(plain, (9, 18, 8, 12))]
     for block in lab.blocks[:2]:
         sizes += [case for name in lab.plain_sizes() if (case := lab.resized({name: 2 * block + 3}, lab.grown(plain)))]
-    singles = {single.key(): single for single in (_in_float32(lab, case) for case in sizes)}
+    if "float32" in lab.spec.dtypes:
+        sizes = [in_dtype(lab.spec, case, "float32") for case in sizes]
+    singles = {case.key(): case for case in sizes}
     yield from itertools.islice(filter(lab.mostly_wrong, singles.values()), _MOST_CASES)
-
-
-def _in_float32(lab: Lab, case: Case) -> Case:
-    if "float32" not in lab.spec.dtypes:
-        return case
-    for name in case.tensors:
-        if lab.spec.tensors[name].follows_case_dtype:
-            case = case.with_tensor(name, dtype="float32")
-    return case.with_(dtype="float32")
 
 
 def misread(lab: Lab) -> Found | None:
@@ -90,25 +83,22 @@ def _any_place_does(lab: Lab, answers: list[Answer], reading: Reading) -> bool:
 def _in_further_blocks(lab: Lab, case: Case, reading: Reading) -> bool:
     """Whether the reading explains longer cases too: past the first block, one element may agree by chance."""
     for times in (2, 3):
-        longer = _longer(lab, case, lambda size, times=times: times * size if size > reading.again else size)  # type: ignore[misc]
-        if longer.key() != case.key() and not _explains(lab, longer, reading):
-            return False
+        longer = longer_by(lab, case, lambda size, times=times: times * size if size > reading.again else size)  # type: ignore[misc]
+        if longer.key() != case.key():
+            # A reading names the place by its axis, whatever the size.
+            answer = lab.attempt(longer)
+            same = _same_in(lab, answer, reading, reading.what)
+            if not answer.wrong or same is None or not _equals(lab, answer, same):
+                return False
     return True
 
 
-def _longer(lab: Lab, case: Case, length: Callable[[int], int]) -> Case:
+def longer_by(lab: Lab, case: Case, length: Callable[[int], int]) -> Case:
     """The case with each dim of this length, as far as bounds allow."""
     for dim, size in case.sizes.items():
         if isinstance(size, int):
             case = lab.resized({dim: length(size)}, case) or case
     return case
-
-
-def _explains(lab: Lab, case: Case, reading: Reading) -> bool:
-    """Whether this reading explains a failing case; it names the place by its axis, whatever the size."""
-    answer = lab.attempt(case)
-    same = _same_in(lab, answer, reading, reading.what)
-    return answer.wrong and same is not None and _equals(lab, answer, same)
 
 
 def _same_in(lab: Lab, answer: Answer, reading: Reading, what: str) -> Reading | None:

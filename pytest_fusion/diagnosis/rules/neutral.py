@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from pytest_fusion.diagnosis import edits
-from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Lab
+from pytest_fusion.diagnosis.experiments import Found, Lab
 from pytest_fusion.diagnosis.rules import uneven
 from pytest_fusion.diagnosis.rules.epsilons import telling
 from pytest_fusion.spec.inputs import ConstantSpec

@@ -13,8 +13,7 @@ from pytest_fusion.case import recorded_values
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks import probe as probing
 from pytest_fusion.diagnosis import edits
-from pytest_fusion.diagnosis.diagnosis_model import Found
-from pytest_fusion.diagnosis.experiments import Lab, Wrong, ordinary
+from pytest_fusion.diagnosis.experiments import Found, Lab, Wrong, ordinary
 from pytest_fusion.diagnosis.rules import extents
 
 _NON_FINITE = ("nan", "inf")

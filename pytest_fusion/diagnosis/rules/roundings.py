@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -18,9 +17,8 @@ from pytest_fusion.checks import probe as probing
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.invariance.case_slices import selected
 from pytest_fusion.diagnosis import edits
-from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
+from pytest_fusion.diagnosis.experiments import Answer, Found, Lab, ordinary
 from pytest_fusion.diagnosis.rules.indices import axis_of
 from pytest_fusion.diagnosis.rules.numerics import is_coarse, largest, lost_values
 from pytest_fusion.oracle import OutputLanes
@@ -118,8 +116,7 @@ def stands_apart(lab: Lab, dim: str) -> bool:
     """Whether slices along a dim do not depend on the first or last one in the reference: nothing sums along it."""
     others = {count(size) for name, size in lab.base.sizes.items() if name != dim}
     size = next((n for n in _UNUSUAL if n not in others), _UNUSUAL[0])
-    case = lab.resized({dim: size}, ordinary(lab.base, edits.free(lab.spec, lab.base)))
-    found = lab.attempt(case).probe
+    found = lab.attempt(lab.resized({dim: size}, ordinary(lab.base, edits.free(lab.spec, lab.base)))).probe
     before = probing.right_of(lab.context, found.logical) if found is not None else None
     if found is None or before is None or not any(axis_of(t, size) is not None for t in before.values()):
         return False
@@ -251,13 +248,12 @@ def _depends_on_order(lab: Lab, case: Case, dim: str) -> bool | None:
     places = lab.axes_of(dim, case)
     if not places:
         return None
-    before, after = _pair(lab, lab.attempt(case)), _pair(lab, lab.attempt(case, edit=_ordered(places, order)), order)
+    edit = edits.along(places.items(), "another order of", lambda t, axis: _in_order(t, axis, order))
+    before, after = _pair(lab, lab.attempt(case)), _pair(lab, lab.attempt(case, edit=edit), order)
     if before is None or after is None or before[0].shape != after[0].shape:
         return None
     for axis in (None, *(i for i, length in enumerate(before[0].shape) if length == size)):
-        got, right = (
-            t if axis is None else t.index_select(axis, torch.tensor(order, device=t.device)) for t in before[:2]
-        )
+        got, right = (t if axis is None else _in_order(t, axis, order) for t in before[:2])
         if not torch.allclose(right, after[1], 1e-9, 1e-12 * float(right.abs().max())):
             continue
         error, changed = (float((after[0] - t).square().mean().sqrt()) for t in (after[1], got))
@@ -265,17 +261,8 @@ def _depends_on_order(lab: Lab, case: Case, dim: str) -> bool | None:
     return None
 
 
-def _ordered(places: Mapping[str, int], order: list[int]) -> Edit:
-    """These axes in another order, the same for all."""
-
-    def apply(logical: dict[str, Any]) -> dict[str, Any]:
-        changed = dict(logical)
-        for name, axis in places.items():
-            if isinstance(t := changed.get(name), torch.Tensor):
-                changed[name] = t.index_select(axis, torch.tensor(order, device=t.device))
-        return changed
-
-    return Edit(f"another order of {dict(places)}", apply)
+def _in_order(t: torch.Tensor, axis: int, order: list[int]) -> torch.Tensor:
+    return t.index_select(axis, torch.tensor(order, device=t.device))
 
 
 def digits(lab: Lab) -> Found | None:

@@ -8,16 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks import probe as probing
 from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.diagnosis import edits
-from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Answer, Lab, ordinary
+from pytest_fusion.diagnosis.experiments import Answer, Found, Lab, ordinary
+from pytest_fusion.diagnosis.rules.indices import longer_by
 from pytest_fusion.oracle.tolerance.output_verdict import index_of
+from pytest_fusion.spec.wording import grouped
 
 # One reference runs for each element and change, at half a millisecond, and far fewer runs of the kernel.
 _MOST_ELEMENTS = 40
@@ -156,25 +158,16 @@ def _next_to(near: list[Place], shapes: Mapping[str, tuple[int, ...]], axis: int
     for name, shape in shapes.items():
         if axis >= len(shape):
             continue
-        lines: dict[tuple[int, ...], list[int]] = {}
-        for _, flat in (place for place in near if place[0] == name):
-            at = index_of(flat, shape)
-            lines.setdefault((*at[:axis], *at[axis + 1 :]), []).append(at[axis])
+        places = [index_of(flat, shape) for owner, flat in near if owner == name]
+        lines = grouped(((*at[:axis], *at[axis + 1 :]), at[axis]) for at in places)
         for others, line in lines.items():
             if len(line) + 1 == shape[axis]:
                 return ()
             end = max(line) + 1 if step > 0 else min(line) - 1
             if 0 <= end < shape[axis]:
                 at = (*others[:axis], end, *others[axis:])
-                beside.append((name, _flat(at, shape)))
+                beside.append((name, int(np.ravel_multi_index(at, shape))))
     return tuple(beside)
-
-
-def _flat(at: tuple[int, ...], shape: tuple[int, ...]) -> int:
-    flat = 0
-    for index, size in zip(at, shape, strict=True):
-        flat = flat * size + index
-    return flat
 
 
 def _agreed(fact: list[str]) -> Found | None:
@@ -189,7 +182,9 @@ def _facts(lab: Lab, *, instead: bool) -> tuple[list[str], bool]:
     fact: list[str] = []
     tried = False
     budget = lab.runs + _MOST_RUNS
-    cases = [plain, lab.grown(plain, (2, 2, 2, 2)), _stretched(lab, plain)]
+    # Longer along sizes above 1: to be another dim's bound, a size must be small.
+    stretched = longer_by(lab, plain, lambda size: _STRETCHED if 1 < size < _STRETCHED else size)
+    cases = [plain, lab.grown(plain, (2, 2, 2, 2)), stretched]
     # With two elements, both neighbours of one are the same element.
     cases += [] if instead else [lab.grown(plain, (3, 3, 3, 3))]
     for case in {each.key(): each for each in cases}.values():
@@ -209,14 +204,6 @@ def _facts(lab: Lab, *, instead: bool) -> tuple[list[str], bool]:
             if len(fact) == _AGREEING:
                 return fact, tried
     return fact, tried
-
-
-def _stretched(lab: Lab, case: Case) -> Case:
-    """The case longer along sizes above 1: to be another dim's bound, a size must be small."""
-    for name, size in case.sizes.items():
-        if isinstance(size, int) and 1 < size < _STRETCHED:
-            case = lab.resized({name: _STRETCHED}, case) or case
-    return case
 
 
 def _elsewhere(lab: Lab, answer: Answer, run: Any, *, instead: bool) -> str | None:
@@ -285,12 +272,7 @@ def _places(lab: Lab, answer: Answer, spans: Mapping[str, tuple[float, ...]]) ->
 
 
 def _reaching(
-    run: Any,
-    far: tuple[Place, ...],
-    output: str,
-    element: int,
-    spans: Mapping[str, tuple[float, ...]],
-    before: float,
+    run: Any, far: tuple[Place, ...], output: str, element: int, spans: Mapping[str, tuple[float, ...]], before: float
 ) -> Iterator[Place]:
     """The places that change the kernel's element."""
     return (p for p in far if any(_moved(before, v) for v in _values(run, (p,), output, element, spans)))

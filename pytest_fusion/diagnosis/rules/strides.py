@@ -12,8 +12,7 @@ from pytest_fusion.case.case_model import Case, Layout
 from pytest_fusion.case.layouts import geometry
 from pytest_fusion.case.make import shape_of, torch_dtype
 from pytest_fusion.checks import probe as probing
-from pytest_fusion.diagnosis.diagnosis_model import Found
-from pytest_fusion.diagnosis.experiments import Answer, Lab
+from pytest_fusion.diagnosis.experiments import Answer, Found, Lab
 
 # Rows at multiples of so many bytes suit every vector access of a GPU (at most 16 bytes) and any cache line.
 _ALIGNED_BYTES = 128
@@ -61,7 +60,8 @@ def layout(lab: Lab) -> Found | None:
     guilty = [name for name in bent if lab.attempt(case, laid=case.contiguous([name])).right]
     if len(bent) > 1 and len(guilty) == 1:
         evidence.append(f"making {guilty[0]} alone contiguous is enough")
-    offsets, bent_strides = _offset(lab, case, bent), _strided(lab, case, bent)
+    offsets = [name for name in bent if geometry(_shape(lab, case, name), case.tensors[name].layout).offset]
+    bent_strides = _strided(lab, case, bent)
     if _past_int32(lab, case):
         return Found("int32-overflow", ["an offset passes 2^31 elements, and a compact copy is right", *evidence])
     if offsets and bent_strides:
@@ -86,10 +86,6 @@ def _wrong_when_larger(lab: Lab, plain: Case) -> Case | None:
 
 def _shape(lab: Lab, case: Case, name: str) -> tuple[int, ...]:
     return shape_of(lab.spec.tensors[name], case.sizes)
-
-
-def _offset(lab: Lab, case: Case, names: Iterable[str]) -> list[str]:
-    return [name for name in names if geometry(_shape(lab, case, name), case.tensors[name].layout).offset]
 
 
 def _strided(lab: Lab, case: Case, names: Iterable[str]) -> list[str]:
@@ -156,8 +152,7 @@ def _pitched(lab: Lab, case: Case, names: Iterable[str]) -> Case | None:
         shape = _shape(lab, case, name)
         if len(shape) < 2:
             return None
-        items = _ALIGNED_BYTES // torch_dtype(case.tensors[name].dtype).itemsize
-        laid = Layout("pitched", 0, items)
+        laid = Layout("pitched", 0, _ALIGNED_BYTES // torch_dtype(case.tensors[name].dtype).itemsize)
         own, pitched = geometry(shape, case.tensors[name].layout).strides, list(geometry(shape, laid).strides)
         if any(own[axis] != own[axis + 1] * shape[axis + 1] for axis in range(len(shape) - 2)):
             for axis in reversed(range(len(shape) - 2)):

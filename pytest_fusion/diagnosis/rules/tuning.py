@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pytest_fusion.case.case_model import Config
-from pytest_fusion.diagnosis.diagnosis_model import Found
-from pytest_fusion.diagnosis.experiments import Lab
+from pytest_fusion.diagnosis.experiments import Found, Lab
 
 # More configs than that are sampled from both ends; each takes one to four runs.
 _MOST_CONFIGS = 12

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 
 from pytest_fusion.case.case_model import Case
-from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Lab
+from pytest_fusion.diagnosis.experiments import Found, Lab
 from pytest_fusion.spec.dims import parse_expression
 from pytest_fusion.spec.values import KINDS, ValueProfile
 

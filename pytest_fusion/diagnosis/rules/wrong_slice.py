@@ -11,9 +11,8 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.checks import probe as probing
 from pytest_fusion.checks.gradients import blame, gradients
 from pytest_fusion.diagnosis import edits
-from pytest_fusion.diagnosis.diagnosis_model import Found
 from pytest_fusion.diagnosis.edits import Edit
-from pytest_fusion.diagnosis.experiments import Answer, Lab, Wrong
+from pytest_fusion.diagnosis.experiments import Answer, Found, Lab, Wrong
 from pytest_fusion.diagnosis.rules.indices import failing
 
 _MOST_REPEATED, _MOST_NUMBERS = 8, 5

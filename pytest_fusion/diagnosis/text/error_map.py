@@ -78,8 +78,7 @@ def cells(share: torch.Tensor, side: int = 48) -> list[list[float]]:
 
 def marked(name: str, mask: torch.Tensor) -> dict[str, Any]:
     """As :func:`picture`, for elements with wrong bits, which have no tolerance."""
-    share = torch.where(mask, torch.inf, 0.0)
-    return {**_drawn(share), "caption": f"elements of {name} that differ"}
+    return {**_drawn(torch.where(mask, torch.inf, 0.0)), "caption": f"elements of {name} that differ"}
 
 
 def picture(

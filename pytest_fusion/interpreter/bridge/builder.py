@@ -233,8 +233,7 @@ def _patch_compound(builder: Any, handle: Any, ir: Any) -> None:
     def extern_elementwise(
         self: Any, library: str, path: str, symbol: str, arguments: Any, returns: Any, pure: bool
     ) -> Any:
-        data = libdevice.call(symbol, [a.data for a in arguments], numpy_dtype(returns))
-        return handle(data, returns.scalar)
+        return handle(libdevice.call(symbol, [a.data for a in arguments], numpy_dtype(returns)), returns.scalar)
 
     def dot_scaled(
         self: Any, lhs: Any, lhs_scale: Any, lhs_format: Any, rhs: Any, rhs_scale: Any, rhs_format: Any, *rest: Any

@@ -213,8 +213,7 @@ def _patch_atomics(interpreter: Any) -> None:
     def atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         values = np.ascontiguousarray(val.data)
         if op == operation.XCHG:
-            found = run(ptr, values, _array(mask), sem, atomics.exchange)
-            return handle(found, val.dtype.scalar)
+            return handle(run(ptr, values, _array(mask), sem, atomics.exchange), val.dtype.scalar)
         if op not in functions or (is_float(values.dtype) and op not in for_floats):
             raise NotImplementedError(f"atomic {op} on {val.dtype}: GPUs do not have it either")
         if op in unsigned:
@@ -225,8 +224,7 @@ def _patch_atomics(interpreter: Any) -> None:
         return handle(found.view(numpy_dtype(val.dtype)), val.dtype.scalar)
 
     def atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
-        values = np.ascontiguousarray(val.data)
-        found = run(ptr, values, None, sem, atomics.compare_and_swap, expected=cmp.data)
+        found = run(ptr, np.ascontiguousarray(val.data), None, sem, atomics.compare_and_swap, expected=cmp.data)
         return handle(found, cmp.dtype.scalar)
 
     def atomic_load(self: Any, ptr: Any, mask: Any, sem: Any, scope: Any) -> Any:

@@ -113,8 +113,7 @@ class Descriptor(Blocks):
     def rows(self, x_offsets: Any, y_offset: Any) -> tuple[Array, Array]:
         """Addresses and mask of the rows ``x_offsets`` (a block), from column ``y_offset`` on."""
         rows = x_offsets.data.astype(np.int64)
-        width = self.block_shape[-1]
-        columns = _scalar(y_offset)[:, None] + np.arange(width)
+        columns = _scalar(y_offset)[:, None] + np.arange(self.block_shape[-1])
         size = self.dtype.itemsize
         at = self.base.data.reshape(-1, 1, 1) + (
             (rows * self.strides[0][:, None])[:, :, None] * size + columns[:, None, :] * size
@@ -146,8 +145,7 @@ class BlockPointer(Blocks):
 
     def advance(self, steps: Sequence[Any]) -> BlockPointer:
         """The block pointer moved by ``steps``."""
-        moved = [o + _scalar(s) for o, s in zip(self.offsets, steps, strict=True)]
-        return replace(self, offsets=moved)
+        return replace(self, offsets=[o + _scalar(s) for o, s in zip(self.offsets, steps, strict=True)])
 
     def block(self, boundary_check: Sequence[int]) -> tuple[Array, Array]:
         """Addresses and mask of the block, bounded along the axes ``boundary_check``."""

@@ -52,8 +52,7 @@ def round_to_odd(source: Array) -> Array:
     even = (near.view(np.uint32) & np.uint32(1)) == 0
     move = (back != source) & even & ~np.isnan(source)
     toward = np.where(back < source, np.float32(np.inf), np.float32(-np.inf))
-    moved = np.nextafter(near, toward)
-    return np.where(move, moved, near)
+    return np.where(move, np.nextafter(near, toward), near)
 
 
 def _float_to_float(source: Array, target: np.dtype[Any], toward_zero: bool) -> Array:

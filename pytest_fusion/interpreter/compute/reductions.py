@@ -46,8 +46,7 @@ def reduce_tree(arrays: Sequence[Array], axis: int, combine: Combine) -> list[Ar
     while (length := level[0].shape[axis]) > 1:
         even = length - length % 2
         left = [_part(a, axis, slice(0, even, 2)) for a in level]
-        right = [_part(a, axis, slice(1, even, 2)) for a in level]
-        merged = combine(left, right)
+        merged = combine(left, [_part(a, axis, slice(1, even, 2)) for a in level])
         if length % 2:
             last = [_part(a, axis, slice(even, None)) for a in level]
             merged = [np.concatenate([m, t], axis=axis) for m, t in zip(merged, last, strict=True)]
@@ -146,7 +145,6 @@ class Reducer:
         """``tl.map_elementwise``: ``scalar_fn`` of ``pack`` neighbouring elements of each tensor at a time."""
         pack = int(getattr(pack, "value", pack))
         arrays = list(np.broadcast_arrays(*batch.aligned(*(t.handle.data for t in args))))
-        shape = arrays[0].shape
         operands = [
             self._scalars(a.reshape(-1)[first::pack], t.dtype)
             for a, t in zip(arrays, args, strict=True)
@@ -160,7 +158,7 @@ class Reducer:
             column = np.empty(arrays[0].size, numpy_dtype(values[first].dtype))
             for position in range(pack):
                 column[position::pack] = values[first + position].handle.data
-            results.append(self._tensor(column.reshape(shape), values[first].dtype))
+            results.append(self._tensor(column.reshape(arrays[0].shape), values[first].dtype))
         return results[0] if len(results) == 1 else tuple(results)
 
     def _reduce(self, arrays: list[Array], axis: int, combine_fn: Any, inputs: list[Any]) -> list[Array]:
@@ -192,7 +190,6 @@ class Reducer:
         types = [t.dtype for t in inputs]
 
         def combine(left: list[Array], right: list[Array]) -> list[Array]:
-            shape = left[0].shape
             operands = [
                 self._scalars(a.reshape(-1), ty) for side in (left, right) for a, ty in zip(side, types, strict=True)
             ]
@@ -203,7 +200,7 @@ class Reducer:
             for value, ty in zip(values, types, strict=True):
                 data = np.asarray(value.handle.data if isinstance(value, self._tl.tensor) else value)
                 whole = np.broadcast_to(data.reshape(-1), (left[0].size,))
-                arrays.append(whole.reshape(shape).astype(numpy_dtype(ty), copy=False))
+                arrays.append(whole.reshape(left[0].shape).astype(numpy_dtype(ty), copy=False))
             return arrays
 
         return combine

@@ -114,7 +114,7 @@ class _Reader:
             return kind, self._constant(value.value, names)
         if issubclass(kind, language.dtype):
             return kind, str(value)
-        if kind is _interpreted():
+        if kind is sys.modules["triton.runtime.interpreter"].InterpretedFunction:
             return self.meet(value.fn) if not _by_triton(value.fn) else id(value.fn)
         if kind is ModuleType:
             return self._module(value, names)
@@ -140,10 +140,6 @@ def _by_triton(value: Any) -> bool:
 
 def _language() -> Any:
     return sys.modules["triton.language"]
-
-
-def _interpreted() -> Any:
-    return sys.modules["triton.runtime.interpreter"].InterpretedFunction
 
 
 def _place(region: Region) -> Hashable:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pytest_fusion.interpreter.bridge.numpy_dtypes import Array, bits
+from pytest_fusion.interpreter.bridge.numpy_dtypes import bits
 from pytest_fusion.interpreter.control import batch, tape
 from pytest_fusion.interpreter.control.batch import Batch
 from pytest_fusion.interpreter.control.fingerprint import Fingerprint
@@ -93,10 +93,8 @@ def _played(played: Tape, launch: Fingerprint) -> bool:
                     memory_findings.replay_at(step.site)
                     argument = step.argument
                     found = step.transfer(step.offsets + addresses[argument], origins[argument])
-                    if held or not _is(found, step.found):
+                    if held:
+                        return False
+                    if found is not None and step.found is not None and not np.array_equal(bits(found), step.found):
                         return False
     return True
-
-
-def _is(found: Array | None, before: Array | None) -> bool:
-    return found is None or before is None or np.array_equal(bits(found), before)

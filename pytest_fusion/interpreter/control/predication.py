@@ -153,9 +153,8 @@ class Branch:
         """Begin the second path: activate the other programs, and return the variables from before the branch."""
         assert self._mask is not None
         self._then = variables
-        now = batch.current.active
         # Programs that returned on the first path stay inactive.
-        self._before = _without(self._before, self._mask, now)
+        self._before = _without(self._before, self._mask, batch.current.active)
         batch.current.active = _both(self._before, ~self._mask)
         return self._saved
 
@@ -172,9 +171,7 @@ def _without(before: Array | None, went: Array, still: Array | None) -> Array | 
     """``before`` less those of ``went`` that are no longer active."""
     assert still is not None
     gone = _both(before, went) & ~still
-    if not gone.any():
-        return before
-    return _both(before, ~gone)
+    return _both(before, ~gone) if gone.any() else before
 
 
 TAKEN = Branch(True, False)

@@ -96,8 +96,7 @@ class _Transformer(ast.NodeTransformer):
 
     def visit_Assert(self, node: ast.Assert) -> ast.AST:
         self.generic_visit(node)
-        message = node.msg or ast.Constant(value="")
-        return ast.Expr(value=_call("check", [node.test, _thunk(message)]))
+        return ast.Expr(value=_call("check", [node.test, _thunk(node.msg or ast.Constant(value=""))]))
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         return node
@@ -217,11 +216,6 @@ def _loads_ahead(loop: ast.For | ast.While) -> set[int]:
     return lines
 
 
-def _returns_inside(statements: Iterable[ast.stmt]) -> bool:
-    """Whether there is a ``return`` anywhere but at the end of the function's own block."""
-    return any(not isinstance(s, ast.Return | ast.FunctionDef) and _has(s, ast.Return) for s in statements)
-
-
 def _has(node: ast.AST, kind: type[ast.AST]) -> bool:
     return any(isinstance(child, kind) for child in ast.walk(node))
 
@@ -289,7 +283,8 @@ AHEAD: dict[str, set[int]] = {}
 
 
 def _body(definition: ast.FunctionDef, file: str) -> list[ast.stmt]:
-    framed = _returns_inside(definition.body)
+    # There is a ``return`` elsewhere than at the end of the function's own block.
+    framed = any(not isinstance(s, ast.Return | ast.FunctionDef) and _has(s, ast.Return) for s in definition.body)
     transformer = _Transformer(framed, file)
     statements: list[ast.stmt] = []
     for statement in definition.body:

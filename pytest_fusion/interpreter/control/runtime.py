@@ -112,10 +112,8 @@ class KernelRuntime:
             decided = isinstance(self._unwrapped(test), self._tl.tensor)
             return self._semantic.to_tensor(value, False) if decided else value
         branch.enter(())
-        one = (self._semantic.to_tensor(first(), False),)
-        branch.switch(one)
-        other = (self._semantic.to_tensor(second(), False),)
-        return branch.join(other)[0]
+        branch.switch((self._semantic.to_tensor(first(), False),))
+        return branch.join((self._semantic.to_tensor(second(), False),))[0]
 
     def check(self, test: Any, message: Callable[[], Any]) -> None:
         """``assert test, message``."""

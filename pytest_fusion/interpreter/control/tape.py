@@ -79,8 +79,7 @@ class Tape:
             return
         found = None if arrays[0] is None else bits(arrays[0])
         offsets = pointers - np.uint64(view.region.address)
-        step = Step(transfer, argument, offsets, active, found, memory_findings.site())
-        self.parts[-1].steps.append(step)
+        self.parts[-1].steps.append(Step(transfer, argument, offsets, active, found, memory_findings.site()))
 
 
 _running: Tape | None = None

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pytest_fusion.interpreter.bridge.aten import schema, written_by
-from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
+from pytest_fusion.interpreter.bridge.dispatch import DispatchMode, schema, written_by
 from pytest_fusion.interpreter.memory.regions import Facts, holds_still, mark, memory_at
 
 # A signalling NaN in float16, bfloat16 and float32, and no small number in any other dtype of more than one byte.

@@ -278,7 +278,9 @@ class Regions:
             return None
         region = self.region(address, nbytes)
         itemsize = base.element_size()
-        start, dtype = _start(base, address, itemsize), str(base.dtype).removeprefix("torch.")
+        # torch reports the address 0 for an empty tensor.
+        first, dtype = int(base.data_ptr()), str(base.dtype).removeprefix("torch.")
+        start = first - address if first else int(getattr(base, "storage_offset", lambda: 0)()) * itemsize
         view = View(name, region, start, tuple(base.shape), tuple(base.stride()), itemsize, dtype)
         region.views.append(view)
         region.counted_in(view.start & -view.start or itemsize)
@@ -317,12 +319,6 @@ class Regions:
             return self.containing(pointers)
         found.append((None, left))
         return found
-
-
-def _start(tensor: Any, address: int, itemsize: int) -> int:
-    """The byte of the storage at ``address`` where the tensor begins; torch reports 0 for an empty one."""
-    first = int(tensor.data_ptr())
-    return first - address if first else int(getattr(tensor, "storage_offset", lambda: 0)()) * itemsize
 
 
 def _live_storages() -> Iterator[tuple[int, int]]:

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fusion.oracle.ops import (  # noqa: F401
-    attention,
-    losses,
-    movement,
-    normalise,
-    ordering,
-    pointwise,
-    product,
-    reduction,
-)
+from pytest_fusion.oracle.ops import attention, losses, movement, normalise, pointwise, product, reduction  # noqa: F401
 from pytest_fusion.oracle.ops.rule_registry import OPERATORS, Op, Operator, each
 
 __all__ = ["OPERATORS", "Op", "Operator", "each"]

@@ -99,8 +99,7 @@ def _attention_backward(op: Op, grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *
     wide_k, wide_v = _grouped(q, k), _grouped(q, v)
     _, weights = _weights(op, q, wide_k, mask, causal, scale)
     op.spread = None
-    toward = product(op, grad, wide_v.transpose(-1, -2))
-    inner = weights * toward
+    inner = weights * product(op, grad, wide_v.transpose(-1, -2))
     scores = op.relative(inner - weights * _delta(op, total(op, inner, [-1], True), weights), 2)
     stored = _stored(op, scores)
     grad_q = op.relative(product(op, stored, wide_k) * scale, 2)

@@ -56,21 +56,16 @@ def product(op: Op, a: Operand | Tensor, b: Operand | Tensor) -> Tensor:
     value = _without_zeros(op, value, first, second, terms, torch.matmul)
     chains = one.lanes.chain, other.lanes.chain
     if any(chain is not None for chain in chains):
+        # With a factor that is a sum, ``x @ (q * s + m)`` is also ``s * (x @ q) + m * sum(x)``. Kernels for 4-bit
+        # weights do this (llama.cpp's q4_1). The parts round when scaled and added.
         sizes = (f.abs() if c is None else c[0].sqrt() for f, c in zip((first, second), chains, strict=True))
-        value = _distributed(op, value, torch.matmul(*sizes))
+        value = op.noise.scattered(value, torch.matmul(*sizes) * op.unit)
     return op.noise.off(value, product_drift(first, second, value[0], op.unit))
 
 
 def _operand(value: Operand | Tensor) -> Operand:
     """An operand; of a tensor that the rule computed itself only the values are known."""
     return value if isinstance(value, Operand) else Operand(value, Lanes(value, value), value)
-
-
-def _distributed(op: Op, value: Tensor, size: Tensor) -> Tensor:
-    """A product with a factor that is a sum: ``x @ (q * s + m)`` is also ``s * (x @ q) + m * sum(x)``."""
-    # Kernels for 4-bit weights do this (llama.cpp's q4_1). The parts, up to ``size`` (*shape), round when scaled and
-    # added.
-    return op.noise.scattered(value, size * op.unit)
 
 
 def _low(operand: Operand, other: Operand) -> torch.dtype | None:
@@ -148,8 +143,7 @@ computed("mm bmm", operands=True)(lambda op, a, b, *_, **__: product(op, a, b))
 
 @computed("addmm baddbmm", operands=True)
 def _addmm(op: Op, bias: Operand, a: Operand, b: Operand, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    value = product(op, a, b)
-    return _biased(op, value, bias.value, beta, alpha, op.made or steps(a.value[0], b.value[0]))
+    return _biased(op, product(op, a, b), bias.value, beta, alpha, op.made or steps(a.value[0], b.value[0]))
 
 
 def _biased(op: Op, value: Tensor, bias: Tensor, beta: float, alpha: float, terms: int) -> Tensor:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pytest_fusion.oracle.tolerance.fixed_tolerance import judge_plain
-from pytest_fusion.oracle.tolerance.output_judge import excess, excess_by, judge_output
+from pytest_fusion.oracle.tolerance.output_judge import excess, excess_by, judge_output, judge_plain
 from pytest_fusion.oracle.tolerance.output_verdict import Grade, ValuesVerdict
 
 __all__ = ["Grade", "ValuesVerdict", "excess", "excess_by", "judge_output", "judge_plain"]

@@ -75,7 +75,9 @@ def judge_floats(candidate: Tensor, lanes: OutputLanes, *, inclusive: bool = Tru
     shape = tuple(candidate.shape)
     got = candidate.detach().to(D).reshape(-1)
     if pristine.equal(got, lanes.oracle.reshape(-1)) and bool(torch.isfinite(got.sum())):
-        return _without_error(got, shape)
+        # As of a copy or a ReLU.
+        reason = "no error: the exact values"
+        return ValuesVerdict(True, None, "max", 0.0, **_at(0, got, got, shape), total=got.numel(), reason=reason)
     spread = spread_of(lanes)
     fine = allowed_classes(got, lanes, spread)
     if not bool(fine.all()):
@@ -202,12 +204,6 @@ def _verdict(
 def _at(worst: int, got: Tensor, expected: Tensor, shape: tuple[int, ...]) -> dict[str, Any]:
     """The verdict's fields of the element that it shows."""
     return {"index": index_of(worst, shape), "got": float(got[worst]), "expected": float(expected[worst])}
-
-
-def _without_error(got: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:
-    """The verdict on exact values, as of a copy or a ReLU."""
-    reason = "no error: the exact values"
-    return ValuesVerdict(True, None, "max", 0.0, **_at(0, got, got, shape), total=got.numel(), reason=reason)
 
 
 def _inexact(got: Tensor, spread: Spread, wrong: Tensor, shape: tuple[int, ...]) -> ValuesVerdict:

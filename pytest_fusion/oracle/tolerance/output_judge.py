@@ -13,9 +13,8 @@ from pytest_fusion.oracle.lane_result import OutputLanes
 from pytest_fusion.oracle.rounding import GRIDS, D
 from pytest_fusion.oracle.tolerance.codes import judge_codes, offending_codes
 from pytest_fusion.oracle.tolerance.fence import fenced
-from pytest_fusion.oracle.tolerance.fixed_tolerance import excess_plain, judge_plain, mismatched_shape
 from pytest_fusion.oracle.tolerance.floats import excess_floats, judge_floats
-from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict
+from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict, index_of
 from pytest_fusion.spec.promises import Tolerance
 
 
@@ -106,3 +105,49 @@ def excess_by(candidate: Tensor, right: OutputLanes | Tensor, tolerance: str | T
         return excess(candidate.detach(), right)
     assert isinstance(tolerance, Tolerance)
     return excess_plain(candidate, right, tolerance.rtol, tolerance.atol)
+
+
+def judge_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> ValuesVerdict:
+    """The verdict by ``|got - expected| <= atol + rtol * |expected|``; NaN and infinities must be at equal places."""
+    total = native.numel()
+    if candidate.shape != native.shape:
+        return mismatched_shape(candidate, native)
+    if not total:
+        return ValuesVerdict(True, None, "max", 0.0, reason="no elements")
+    share = excess_plain(candidate, native, rtol, atol).reshape(-1)
+    worst, wrong = int(share.argmax()), int((share > 1).sum())
+    got, want = candidate.detach().to(D).reshape(-1), native.detach().to(D).reshape(-1)
+    astray = ~(torch.isfinite(got) & torch.isfinite(want)) & (share > 0)
+    name = "nonfinite" if bool(astray.any()) else "max"
+    index, value, expected = index_of(worst, native.shape), float(got[worst]), float(want[worst])
+    allowed = atol + rtol * abs(expected) if math.isfinite(value) and math.isfinite(expected) else 0.0
+    reason = "within the given tolerance"
+    if wrong:
+        reason = (
+            f"{wrong} of {total} elements are beyond rtol={rtol:g}, atol={atol:g}; worst at {list(index)}: "
+            f"got {value:.9g}, expected {expected:.9g}"
+        )
+    found = ValuesVerdict(not wrong, "D" if wrong else None, name, float(share[worst]), index, value, expected, allowed)
+    return replace(found, mismatched=wrong, total=total, reason=reason)
+
+
+@torch.no_grad()
+def excess_plain(candidate: Tensor, native: Tensor, rtol: float, atol: float) -> Tensor:
+    """float64, of the candidate's shape: error over ``atol + rtol * |expected|``; infinite for a wrong NaN or inf."""
+    if candidate.shape != native.shape:
+        return torch.full(candidate.shape, math.inf, dtype=D, device=candidate.device)
+    wide = torch.complex128 if native.dtype.is_complex else D
+    got, want = candidate.detach().to(wide), native.detach().to(wide)
+    finite = torch.isfinite(got) & torch.isfinite(want)
+    same = (got == want) | (torch.isnan(got) & torch.isnan(want))
+    share = (got - want).abs() / (atol + rtol * want.abs())
+    return torch.where(same, 0.0, torch.where(finite, share, math.inf))
+
+
+def mismatched_shape(candidate: Tensor, native: Tensor) -> ValuesVerdict:
+    """The failure of a candidate whose shape or dtype differs."""
+    reason = (
+        f"got {tuple(candidate.shape)} {candidate.dtype}, the reference returns {tuple(native.shape)} {native.dtype}"
+    )
+    count = native.numel()
+    return ValuesVerdict(False, "D", "shape", math.inf, mismatched=count, total=count, reason=reason)

@@ -6,18 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
+
 from pytest_fusion.oracle.lane_result import OutputLanes
 
 Grade = Literal["A", "B", "C", "D"]
 
 
 def index_of(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """The index of element ``flat`` of a contiguous tensor; ``torch.unravel_index`` without tensors."""
-    index: list[int] = []
-    for size in reversed(shape):
-        flat, at = divmod(flat, size)
-        index.append(at)
-    return tuple(reversed(index))
+    """The index of element ``flat`` of a contiguous tensor."""
+    return tuple(map(int, np.unravel_index(flat, tuple(shape))))
 
 
 @dataclass(frozen=True, slots=True)

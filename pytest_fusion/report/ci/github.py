@@ -23,12 +23,13 @@ _WHERE = "the summary may hold 1 MiB; see the HTML or JSON report."
 def summary(records: Sequence[TestRecord], environment: Mapping[str, Any], *, limit_bytes: int = LIMIT_BYTES) -> str:
     """Markdown of at most ``limit_bytes`` UTF-8 bytes: failures first, then the bench, with a note if it is cut."""
     found = phrases.counts(records)
+    known = [key for key in ("lane", "device_name", "torch", "triton", "python") if environment.get(key)]
     head = [
         "## pytest-fusion",
         "",
         ", ".join(f"**{found[key]:,} {word}**" for key, word in phrases.TOTALS.items() if found[key]) or "no tests",
         "",
-        _environment(environment),
+        ", ".join(f"{key} {_text(str(environment[key]))}" for key in known),
         "",
         "| verdict | test | rests on | what to know |",
         "|---|---|---|---|",
@@ -118,11 +119,6 @@ def _to_know(record: TestRecord) -> str:
     parts += [f"hazard {_text(code)}: {_text(phrases.one_line(why))}" for code, why in phrases.hazards(record).items()]
     parts += [f"{_text(name)} off: {_text(phrases.one_line(reason))}" for name, reason in record.off.items()]
     return "<br>".join(parts)
-
-
-def _environment(environment: Mapping[str, Any]) -> str:
-    shown = ("lane", "device_name", "torch", "triton", "python")
-    return ", ".join(f"{key} {_text(str(environment[key]))}" for key in shown if environment.get(key))
 
 
 def _text(text: str) -> str:

@@ -59,7 +59,9 @@ class LogAxis:
         # Each decade if there are few of them, else each second, third, ...
         stride = max(1, math.ceil(decades / _MOST_TICKS))
         values = [step * 10.0**power for power in range(first, last + 1) if power % stride == 0 for step in steps]
-        return tuple(Tick(self.at(value), _short(text(value))) for value in values if self.low <= value <= self.high)
+        # "10 us" for "10.0 us": a tick is a round number.
+        shown = [(value, re.sub(r"\.0+(?= )", "", text(value))) for value in values if self.low <= value <= self.high]
+        return tuple(Tick(self.at(value), short) for value, short in shown)
 
 
 class Point(NamedTuple):
@@ -197,11 +199,6 @@ def _least(one: Figures) -> float | None:
     if not one.moved or copy is None or (one.flops and matmul is None):
         return None
     return max(one.moved / copy, one.flops / matmul if one.flops and matmul else 0.0)
-
-
-def _short(text: str) -> str:
-    """``"10 us"`` for ``"10.0 us"``: a tick is a round number."""
-    return re.sub(r"\.0+(?= )", "", text)
 
 
 def _timeline(group: Sequence[Figures]) -> Timeline | None:

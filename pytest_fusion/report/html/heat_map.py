@@ -56,7 +56,9 @@ def heat_map(found: Mapping[str, Any]) -> HeatMap | None:
             title = f"row {_span(y, height, rows)}, column {_span(x, width, columns)}: {what}"
             if level:
                 marks.append(Mark(x, y, 1.0 if hard else _opacity(level - 1), hard, title))
-    return HeatMap(tuple(marks), width, height, top, text, _caption(found))
+    wrong = f"{found['count']:,} of {found['total']:,} elements wrong" if "count" in found else ""
+    caption = ": ".join(str(part) for part in (found.get("caption"), wrong, found.get("where")) if part)
+    return HeatMap(tuple(marks), width, height, top, text, caption)
 
 
 def _span(index: int, count: int, size: int) -> str:
@@ -68,8 +70,3 @@ def _span(index: int, count: int, size: int) -> str:
 def _opacity(step: int) -> float:
     """The opacity of a shade; the faintest cell must be visible on a light and a dark page."""
     return 0.2 + 0.8 * step / _SHADES
-
-
-def _caption(found: Mapping[str, Any]) -> str:
-    wrong = f"{found['count']:,} of {found['total']:,} elements wrong" if "count" in found else ""
-    return ": ".join(str(part) for part in (found.get("caption"), wrong, found.get("where")) if part)

@@ -60,7 +60,7 @@ def render(
         totals=[(key, found[key], word) for key, word in phrases.TOTALS.items() if found[key]],
         cases=plural(sum(record.cases for record in records), "case"),
         seconds=phrases.duration(sum(record.seconds for record in records)),
-        environment=_environment(environment),
+        environment=[(k.replace("_", " "), str(plain(v))) for k, v in environment.items() if v not in (None, "")],
         number=phrases.number,
         bench=bench_tables(records),
         bench_notes=bench_notes(records),
@@ -137,7 +137,3 @@ def _check(name: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         "reason": str(entry.get("reason") or ""),
         "evidence": json.dumps(plain(rest), indent=1, ensure_ascii=False) if rest else "",
     }
-
-
-def _environment(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
-    return [(key.replace("_", " "), str(plain(value))) for key, value in environment.items() if value not in (None, "")]

@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.interpreter.bridge.aten import schema, written_by
-from pytest_fusion.interpreter.bridge.dispatch import DispatchMode
+from pytest_fusion.interpreter.bridge.dispatch import DispatchMode, schema, written_by
 
 
 @dataclass(slots=True)

@@ -10,8 +10,7 @@ from torch import Tensor
 from pytest_fusion.case.layouts import Geometry
 from pytest_fusion.run import pristine
 from pytest_fusion.run.memory.damage import Change, Damage
-from pytest_fusion.run.memory.far import FarRegion, goes_far
-from pytest_fusion.run.memory.region import Region, which
+from pytest_fusion.run.memory.region import FarRegion, Region, goes_far, which
 
 
 class Arena:

@@ -13,8 +13,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from pytest_fusion.case.containers import tensors_of
 from pytest_fusion.case.layouts import Geometry
-from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES, schema, shares_memory
-from pytest_fusion.interpreter.bridge.dispatch import InnerMode
+from pytest_fusion.interpreter.bridge.dispatch import TORCH_NAMESPACES, InnerMode, schema, shares_memory
 from pytest_fusion.run.memory.arena import find_damage
 from pytest_fusion.run.memory.damage import Damage
 from pytest_fusion.run.memory.fill import supported

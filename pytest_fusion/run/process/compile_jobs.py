@@ -24,6 +24,7 @@ from pytest_fusion.run.measure.resources.targets import Target
 from pytest_fusion.run.process.fork import Channel, Crash, run_isolated
 from pytest_fusion.run.process.supervisor import last_line
 from pytest_fusion.run.process.worker import Requests, Worker, WorkerLost, command
+from pytest_fusion.spec.wording import grouped
 
 JOB_SECONDS = 120.0
 # Importing torch and Triton on a busy machine of two cores.
@@ -69,7 +70,8 @@ def compile_all(
     """The answer to each job, by its id; at most ``processes`` (default: one a core) run, in a worker (``command``)."""
     wide = max(1, processes or os.cpu_count() or 1)
     path = [os.path.abspath(entry) for entry in sys.path]  # noqa: PTH100 - '' must become the current folder
-    environment = _environment(path)
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, path))}
     request = {"path": path, "environment": environment, "folder": str(Path.cwd()), "limit": seconds, "wide": wide}
     answers: dict[int, Answer] = {}
 
@@ -81,8 +83,7 @@ def compile_all(
     with _using:
         # Twice: a killed worker says nothing about the jobs.
         for _ in range(2):
-            pending = [job for job in jobs if job.id not in answers]
-            batches = _batches(pending, wide)
+            batches = _batches([job for job in jobs if job.id not in answers], wide)
             try:
                 worker = _worker(command, environment)
                 limit = START_SECONDS + seconds
@@ -99,20 +100,13 @@ def compile_all(
 
 def _batches(jobs: Sequence[Job], wide: int) -> list[dict[str, Any]]:
     """Batches of one target each: a process models one device. Splits a target if processes would idle."""
-    by_target: dict[str, list[dict[str, Any]]] = {}
-    for job in jobs:
-        by_target.setdefault(job.target.name, []).append({"id": job.id, **job.data})
+    by_target = grouped((job.target.name, {"id": job.id, **job.data}) for job in jobs)
     parts = max(1, wide // max(1, len(by_target)))
     return [
         {"target": target, "jobs": own[part::parts]}
         for target, own in by_target.items()
         for part in range(min(parts, len(own)))
     ]
-
-
-def _environment(path: Sequence[str]) -> dict[str, str]:
-    own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    return own | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.pathsep.join(filter(None, path))}
 
 
 def _worker(command: Sequence[str], environment: Mapping[str, str]) -> Worker:
@@ -176,11 +170,7 @@ def _settle(batch: Mapping[str, Any], work: Work, progress: Callable[[dict[str, 
         current.clear()
         rest = {**batch, "jobs": list(pending.values())}
         outcome = run_isolated(
-            partial(_work, work, rest),
-            time_limit_s=batch["limit"],
-            wall_clock=True,
-            forward=False,
-            on_note=on_note,
+            partial(_work, work, rest), time_limit_s=batch["limit"], wall_clock=True, forward=False, on_note=on_note
         )
         if not pending:
             return

@@ -42,27 +42,12 @@ def _custom_operators() -> bool:
     return any(not name.startswith(_TORCH) for name in tuple(getattr(module, "OPDEFS", ())))
 
 
-def _triton_key() -> None:
-    """Cache Triton's hash of its own files, part of every name in its cache: 0.3 s a child.
-
-    Touches ``triton.runtime.cache.triton_key`` (3.6.0, 3.7.1 and 3.9.0; elsewhere each child computes it).
-    """
-    key = getattr(sys.modules.get("triton.runtime.cache"), "triton_key", None)
-    if key is not None:
-        with contextlib.suppress(OSError):
-            key()
-
-
-def _constants() -> None:
-    """Cache the constants that Hypothesis finds in the source of a project's own modules.
-
-    A child's first random integer parses them all: 0.1 s with Hypothesis's files of an earlier run, 2 s without.
-    Touches ``hypothesis.internal.conjecture.providers._get_local_constants`` (6.168; elsewhere each child does it).
-    """
-    constants = getattr(sys.modules.get("hypothesis.internal.conjecture.providers"), "_get_local_constants", None)
-    if constants is not None:
+def _cached(module: str, name: str) -> None:
+    """Calls a private function, if it is there, for what it caches."""
+    function = getattr(sys.modules.get(module), name, None)
+    if function is not None:
         with contextlib.suppress(Exception):
-            constants()
+            function()
 
 
 def inherit(*, gradients: bool = False, compiles: bool = False, searches: bool = False) -> None:
@@ -71,13 +56,17 @@ def inherit(*, gradients: bool = False, compiles: bool = False, searches: bool =
     ``gradients``, ``compiles``, ``searches``: it differentiates, compiles Triton kernels, draws cases with Hypothesis.
     """
     if searches:
-        _constants()
+        # The constants in the source of a project's own modules. A child's first random integer parses them all: 0.1 s
+        # with Hypothesis's files of an earlier run, 2 s without. Of 6.168; elsewhere each child does it.
+        _cached("hypothesis.internal.conjecture.providers", "_get_local_constants")
     if _custom_operators():
         learn(("torch._dynamo",))
     if gradients:
         learn((GRADIENTS,))
     if compiles:
-        _triton_key()
+        # The hash of Triton's own files, part of every name in its cache: 0.3 s a child. Of 3.6.0, 3.7.1 and 3.9.0;
+        # elsewhere each child computes it.
+        _cached("triton.runtime.cache", "triton_key")
     if _SECOND_TRITON in _learnt:
         with contextlib.suppress(Exception):
             importlib.import_module(_SECOND_TRITON).second_triton()

@@ -113,7 +113,9 @@ def _spans(tensors: Iterable[Tensor]) -> dict[int, tuple[int, int]]:
     for tensor in tensors:
         if tensor.numel():
             where = _storage(tensor)
-            start, stop = _span(tensor)
+            reach = sum(int((size - 1) * stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            start = int(tensor.storage_offset()) * tensor.element_size()
+            stop = start + (reach + 1) * tensor.element_size()
             least, most = spans.get(where, (start, stop))
             spans[where] = min(least, start), max(most, stop)
     return spans
@@ -127,13 +129,6 @@ def _view(storage: torch.UntypedStorage, offset: int, like: Tensor) -> Tensor:
     # With a version counter of its own, and no inference tensor: writing to it disturbs no autograd graph.
     view = torch.empty(0, dtype=like.dtype, device=like.device)
     return view.set_(storage, offset, like.shape, like.stride())
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """First and one past the last byte of its storage that the tensor reaches."""
-    reach = sum(int((size - 1) * stride) for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    start = int(tensor.storage_offset()) * tensor.element_size()
-    return start, start + (reach + 1) * tensor.element_size()
 
 
 class Generators:

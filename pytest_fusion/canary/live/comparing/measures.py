@@ -94,8 +94,7 @@ class Referee:
                 with torch.cuda.device(device):
                     event = torch.cuda.Event()  # type: ignore[no-untyped-call]
                     event.record()
-            arguments = dict(self._names(inputs.args, inputs.kwargs))
-            self._taken = _Taken(bucket, arguments, ours, theirs, event)
+            self._taken = _Taken(bucket, dict(self._names(inputs.args, inputs.kwargs)), ours, theirs, event)
         return ""
 
     def look(self) -> tuple[str, float] | str | None:
@@ -295,8 +294,7 @@ class Measures:
                         if failed is not None:
                             return failed
                     else:
-                        timed = spans[second].around(self._incumbent)
-                        again = self._alike(timed, copies.args, copies.kwargs)
+                        again = self._alike(spans[second].around(self._incumbent), copies.args, copies.kwargs)
         except Exception as error:  # noqa: BLE001 - the caller has its result; our error is counted, not raised
             self._ledger.count(f"not timed: {'no memory for it' if out_of_memory(error) else brief(error)}"[:100])
             return None

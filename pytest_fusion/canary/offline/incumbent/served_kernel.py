@@ -16,7 +16,7 @@ from pytest_fusion.canary.offline.case_pairs import FOREIGN, Ran
 from pytest_fusion.canary.offline.incumbent.incumbent_process import Timed
 from pytest_fusion.canary.offline.kernel import Kernel, held_to, write_tensors
 from pytest_fusion.case.case_model import Case
-from pytest_fusion.case.misfit import misfit
+from pytest_fusion.case.stated import misfit
 from pytest_fusion.checks.context import Context
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.run.measure.launches import Uncounted

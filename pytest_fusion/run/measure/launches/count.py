@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
+from pytest_fusion.run.fused import bare
 from pytest_fusion.run.measure.launches.cupti import profiled
 from pytest_fusion.run.measure.launches.graph_nodes import captured
 from pytest_fusion.run.measure.launches.launch_count import Counts, Uncounted
 from pytest_fusion.run.measure.launches.modelled_launches import modelled
-from pytest_fusion.run.unguarded import bare
 
 
 def count(

@@ -22,8 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from pytest_fusion import interpreter
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.interpreter.bridge.aten import TORCH_NAMESPACES, has_kernel, shares_memory, written_by
-from pytest_fusion.interpreter.bridge.dispatch import InnerMode
+from pytest_fusion.interpreter.bridge.dispatch import TORCH_NAMESPACES, InnerMode, has_kernel, shares_memory, written_by
 from pytest_fusion.interpreter.launch import Launch
 from pytest_fusion.interpreter.memory.regions import described_by
 from pytest_fusion.interpreter.scoped import holding
@@ -280,8 +279,7 @@ def _target(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         return "host"
     if name == "cuda":
         return "device"
-    named_devices = [kwargs.get("device"), *(args[1:2] if name == "to" else ())]
-    for value in named_devices:
+    for value in (kwargs.get("device"), *(args[1:2] if name == "to" else ())):
         if isinstance(value, str):
             return "host" if value.startswith("cpu") else "device"
         if isinstance(value, (torch.device, torch.Tensor)):

@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import torch
 
 from pytest_fusion.case.containers import tensors_of
-from pytest_fusion.interpreter.bridge.aten import schema, shares_memory, written_by
+from pytest_fusion.interpreter.bridge.dispatch import schema, shares_memory, written_by
 from pytest_fusion.run.refusals import around_kernel
 
 # Along more dimensions torch also concatenates without this kernel (CAT_ARRAY_MAX_INPUT_DIMS).
@@ -56,7 +56,9 @@ def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
     if name == "_local_scalar_dense":
         return [_work("memcpy", name)]
     if name == "equal":
-        return [_work("kernel", name)] if _compares(given) else []
+        # It reads no values of empty tensors, different shapes or shared memory.
+        a, b = given[:2]
+        return [_work("kernel", name)] if a.shape == b.shape and a.numel() and not shares_memory(a, [b]) else []
     written = written_by(func, args, kwargs) or made
     if not any(t.numel() for t in written):
         return []
@@ -73,7 +75,7 @@ def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: A
         return []
     if not schema(func).writes and all(shares_memory(t, given) for t in made):
         return []
-    return [_work("kernel", name, _form(given, made))]
+    return [_work("kernel", name, ", ".join(f"{tuple(t.shape)} {_word(t.dtype)}" for t in (given or made)[:2]))]
 
 
 @lru_cache(maxsize=4096)
@@ -151,16 +153,6 @@ def _joined(name: str, given: list[torch.Tensor], made: list[torch.Tensor]) -> l
     into = made[0].dtype
     casts = [f"{_word(t.dtype)} to {_word(into)}" if t.dtype != into else "" for t in parts]
     return [_work("kernel" if cast else "memcpy", name, cast) for cast in casts]
-
-
-def _compares(given: list[torch.Tensor]) -> bool:
-    """Whether ``equal`` reads values: not for empty tensors, different shapes or shared memory."""
-    a, b = given[:2]
-    return a.shape == b.shape and bool(a.numel()) and not shares_memory(a, [b])
-
-
-def _form(given: list[torch.Tensor], made: list[torch.Tensor]) -> str:
-    return ", ".join(f"{tuple(t.shape)} {_word(t.dtype)}" for t in (given or made)[:2])
 
 
 def _word(dtype: torch.dtype) -> str:

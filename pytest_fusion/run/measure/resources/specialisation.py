@@ -91,14 +91,11 @@ def recompilations(launches: Iterable[Specialisation]) -> list[tuple[str, int]]:
         seen.add(launch.key())
         earlier = known.setdefault((launch.place.file, launch.kernel, launch.place.line), [])
         if earlier:
-            reasons[f"{launch.kernel}: {_difference(launch, earlier)}"] += 1
+            fewest = min((_changes(before, launch) for before in earlier), key=len)
+            changed = "; ".join(fewest) or "a module variable that the kernel reads changed"
+            reasons[f"{launch.kernel}: {changed}"] += 1
         earlier.append(launch)
     return sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-
-
-def _difference(launch: Specialisation, earlier: list[Specialisation]) -> str:
-    fewest = min((_changes(before, launch) for before in earlier), key=len)
-    return "; ".join(fewest) or "a module variable that the kernel reads changed"
 
 
 def _changes(before: Specialisation, after: Specialisation) -> list[str]:

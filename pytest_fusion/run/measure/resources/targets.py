@@ -10,8 +10,6 @@ from typing import Any, Literal
 from pytest_fusion.errors import FusionError
 from pytest_fusion.spec.wording import did_you_mean
 
-DEFAULT_TARGETS = ("sm_80", "sm_90", "sm_100")
-
 _WARP = 32
 # CUDA C++ Programming Guide 13.0, "Technical Specifications per Compute Capability". From 7.0 on a thread has up to 255
 # registers, allocated to warps in units of 256, four warps at a time (cuda_occupancy.h).

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from pytest_fusion.run.fused import bare
 from pytest_fusion.run.measure.launches import Modelled, count, modelled
-from pytest_fusion.run.unguarded import bare
 from tests.interpreted import triton_interpreted
 
 triton = triton_interpreted("the interpreter would stay on for tests of a GPU")

@@ -1,1 +1,0 @@
-"""Check `launches`: how many kernels a call launches."""

@@ -1,1 +1,0 @@
-"""Check `malformed`: calls that the spec rules out are refused, or right."""

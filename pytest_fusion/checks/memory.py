@@ -78,7 +78,10 @@ def check_access(outcome: Outcome, spec: FusionSpec) -> Verdict | None:
         if found.kind == "unwritten-load" or check in spec.without:
             continue
         return failed(
-            check, str(found), identity=f"{check}:{found.kind}:{found.kernel}:{found.line}", evidence=WrongAccess(found)
+            check,
+            str(found),
+            identity=f"{check}:{found.kind}:{found.kernel}:{found.line}",
+            evidence=WrongAccess(found),
         )
     return None
 

@@ -98,7 +98,11 @@ def _ways(t: torch.Tensor) -> Iterator[tuple[str, Change, Change | None]]:
                     yield f"{what}, and stored so", _taking(axis, order), _taking(-1, back)
     if t.dim() >= 2 and min(t.shape[-2:]) > 1:
         rows, columns = t.shape[-2:]
-        yield ("read column by column", lambda v: v.reshape(*v.shape[:-2], columns, rows).mT.contiguous(), None)
+        yield (
+            "read column by column",
+            lambda v: v.reshape(*v.shape[:-2], columns, rows).mT.contiguous(),
+            None,
+        )
         if rows == columns:
             yield "transposed", lambda v: v.mT.contiguous(), None
 

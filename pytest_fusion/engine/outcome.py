@@ -197,7 +197,11 @@ def _all_checks(spec: FusionSpec, tally: Tally) -> dict[str, dict[str, Any]]:
 def failure_of(record: TestRecord) -> FusionFailure:
     """The exception that a failing record stands for."""
     return FusionFailure(
-        record.message, check=record.failed_check or "", case=record.case, cause=record.cause, replay=record.replay
+        record.message,
+        check=record.failed_check or "",
+        case=record.case,
+        cause=record.cause,
+        replay=record.replay,
     )
 
 

@@ -21,7 +21,10 @@ _COLOURS = {"pass": _GREEN, "fail": _RED, "error": _RED, "unknown": _YELLOW, "xf
 
 
 def summary(
-    records: Sequence[TestRecord], *, verbosity: int = 0, written: Mapping[str, str] | None = None
+    records: Sequence[TestRecord],
+    *,
+    verbosity: int = 0,
+    written: Mapping[str, str] | None = None,
 ) -> list[Line]:
     """The section's lines, empty if there is nothing to report.
 

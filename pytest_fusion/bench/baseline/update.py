@@ -16,7 +16,12 @@ from pytest_fusion.errors import BaselineError
 
 
 def update(
-    folder: Path, rows: Sequence[Row], mode: str, *, regressed: Collection[Key] = (), complete: Collection[str] = ()
+    folder: Path,
+    rows: Sequence[Row],
+    mode: str,
+    *,
+    regressed: Collection[Key] = (),
+    complete: Collection[str] = (),
 ) -> list[Path]:
     """Writes ``rows`` of this run as ``mode`` says; returns the written paths.
 

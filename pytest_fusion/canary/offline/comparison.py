@@ -69,7 +69,11 @@ class TwoKernels:
     cases in ``dead``, by their keys, a process ended."""
 
     def __init__(
-        self, judging: Judging, opponent: Opponent, extra: Mapping[Source, Iterable[Case]], dead: Mapping[str, Dead]
+        self,
+        judging: Judging,
+        opponent: Opponent,
+        extra: Mapping[Source, Iterable[Case]],
+        dead: Mapping[str, Dead],
     ) -> None:
         self.judging, self.cases, self.outer = judging, judging.cases, judging.outer
         self.spec, self.context, self.tally = judging.spec, judging.context, judging.tally

@@ -172,7 +172,13 @@ def pin(recorded: Cases, spec: FusionSpec, folder: PathLike, *, most: int = 16) 
 
 
 def write_replay(
-    case: Case, spec: FusionSpec, folder: Path, *, check: str, mode: int = 0o666, made: Mapping[str, Any] | None = None
+    case: Case,
+    spec: FusionSpec,
+    folder: Path,
+    *,
+    check: str,
+    mode: int = 0o666,
+    made: Mapping[str, Any] | None = None,
 ) -> Path:
     """Writes a replay file for the test whose spec has this name. Raises ``OSError``."""
     replay = replays.Replay(spec.name, spec.name, check, None, case, made or {})

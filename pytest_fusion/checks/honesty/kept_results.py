@@ -280,7 +280,10 @@ class LaterCalls:
         returned: Tensors = {}
 
         def fused(**arguments: Any) -> Any:
-            with streams.delayed(self.context.device), self._reference_noted() if watched else contextlib.nullcontext():
+            with (
+                streams.delayed(self.context.device),
+                self._reference_noted() if watched else contextlib.nullcontext(),
+            ):
                 result = self.spec.fused(**arguments)
             now = collect(result, placed.arguments, self.spec.mutates).tensors
             returned.update({name: now[name].detach().clone() for name in self.names if name in now})

@@ -272,7 +272,12 @@ def _places(lab: Lab, answer: Answer, spans: Mapping[str, tuple[float, ...]]) ->
 
 
 def _reaching(
-    run: Any, far: tuple[Place, ...], output: str, element: int, spans: Mapping[str, tuple[float, ...]], before: float
+    run: Any,
+    far: tuple[Place, ...],
+    output: str,
+    element: int,
+    spans: Mapping[str, tuple[float, ...]],
+    before: float,
 ) -> Iterator[Place]:
     """The places that change the kernel's element."""
     return (p for p in far if any(_moved(before, v) for v in _values(run, (p,), output, element, spans)))

@@ -40,7 +40,11 @@ def _recorded(transfer: _Transfer) -> _Transfer:
 
 @_recorded
 def load(
-    pointers: Array, origin: Origin | None, dtype: np.dtype[Any], mask: Array | None = None, other: Array | None = None
+    pointers: Array,
+    origin: Origin | None,
+    dtype: np.dtype[Any],
+    mask: Array | None = None,
+    other: Array | None = None,
 ) -> Array:
     """Values of ``dtype`` at ``pointers``; where masked off or rejected ``other``, else a fill."""
     if mask is not None:

@@ -170,7 +170,11 @@ def _settle(batch: Mapping[str, Any], work: Work, progress: Callable[[dict[str, 
         current.clear()
         rest = {**batch, "jobs": list(pending.values())}
         outcome = run_isolated(
-            partial(_work, work, rest), time_limit_s=batch["limit"], wall_clock=True, forward=False, on_note=on_note
+            partial(_work, work, rest),
+            time_limit_s=batch["limit"],
+            wall_clock=True,
+            forward=False,
+            on_note=on_note,
         )
         if not pending:
             return

@@ -33,6 +33,7 @@ from pytest_fusion.errors import SpecError
 from pytest_fusion.plugin.testing import examine
 from pytest_fusion.report.record import TestRecord
 from pytest_fusion.run import compilers
+from pytest_fusion.run.process.shared_cases import Shared
 from pytest_fusion.spec import values
 from pytest_fusion.spec.dims import dim
 from pytest_fusion.spec.fusion_spec import FusionSpec
@@ -373,8 +374,11 @@ def test_workers_compile_what_the_covering_phase_and_half_of_the_search_launch(
     monkeypatch.setattr(judging, "dry_run", dry)
     keywords = {"seed": None, "cases": None, "dims": {"rows": dim(0, 9), "hidden": dim(0, 40)}}
     campaign(double, *decorators, drawn=7, **keywords).run()
+    shared = Shared()
     for worker in range(2):
-        campaign(double, *decorators, drawn=7, dry=True, **keywords).compile_share(itertools.count(worker, 2))
+        run = campaign(double, *decorators, drawn=7, dry=True, **keywords)
+        run.ahead = shared
+        run.compile_share(itertools.count(worker, 2))
 
     ahead = sum(key in compiled for key in judged)
     assert ahead >= len(judged) - PROFILES["dev"].search // 2 - 3

@@ -14,8 +14,8 @@ from pytest_fusion.canary.offline.comparison import COSTS, Dead, Found, Lost, Tw
 from pytest_fusion.canary.offline.comparison_verdict import Comparison, Evidence, conclude
 from pytest_fusion.canary.offline.incumbent.incumbent_process import NoOpponentError, Opponent
 from pytest_fusion.canary.offline.incumbent.incumbents import Incumbent
-from pytest_fusion.canary.offline.kernel import Spills
 from pytest_fusion.canary.offline.paired_latency import Sized, sizes, timings
+from pytest_fusion.canary.offline.taken import Spills
 from pytest_fusion.canary.recording.recordings import Cases as RecordedCases
 from pytest_fusion.canary.recording.recordings import recorded
 from pytest_fusion.case.case_model import Case

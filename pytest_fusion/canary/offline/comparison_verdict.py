@@ -11,8 +11,8 @@ from pytest_fusion.canary.evidence.promotion_rules import Role
 from pytest_fusion.canary.evidence.rollout_judge import Decision
 from pytest_fusion.canary.offline import metric_finding as metric
 from pytest_fusion.canary.offline.case_pairs import STANDINGS, Pair, Standing
-from pytest_fusion.canary.offline.kernel import Compiled, Spills
 from pytest_fusion.canary.offline.metric_finding import FEWEST, Finding, Timing
+from pytest_fusion.canary.offline.taken import Compiled, Spills
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.spec.wording import did_you_mean
 

@@ -11,7 +11,7 @@ import torch
 
 from pytest_fusion.canary.evidence.promotion_rules import Role
 from pytest_fusion.canary.offline.case_pairs import Pair
-from pytest_fusion.canary.offline.kernel import Compiled, Spills
+from pytest_fusion.canary.offline.taken import Compiled, Spills
 from pytest_fusion.oracle import OutputLanes
 from pytest_fusion.oracle.tolerance import excess_by
 from pytest_fusion.spec.promises import Tolerance

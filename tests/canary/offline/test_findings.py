@@ -10,8 +10,8 @@ import pytest
 
 from pytest_fusion.canary.offline.case_pairs import FOREIGN, Pair, Ran, classify, died
 from pytest_fusion.canary.offline.comparison_verdict import Comparison, Evidence, check_without, conclude
-from pytest_fusion.canary.offline.kernel import Compiled, Spills
 from pytest_fusion.canary.offline.metric_finding import Timing, hazards, ratios
+from pytest_fusion.canary.offline.taken import Compiled, Spills
 from pytest_fusion.errors import CanaryError
 
 PASS, FAIL = Ran("pass"), Ran("fail", "values", "off", ratio=2.0)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from pytest_fusion.bench.entries import entries
-from pytest_fusion.canary.offline import kernel as measured_kernel
-from pytest_fusion.canary.offline.kernel import Compiled, Spills, _representative, compiled, spills
+from pytest_fusion.canary.offline import taken
+from pytest_fusion.canary.offline.kernel import _representative
+from pytest_fusion.canary.offline.taken import Compiled, Spills, compiled, spills
 from pytest_fusion.errors import SpecError
 from pytest_fusion.run.measure.resources.kernel_resources import NO_KERNEL, Report
 from pytest_fusion.run.measure.resources.noting import Noted
@@ -67,7 +68,7 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> list[Report]:
             raise SpecError("no such size")
         return made
 
-    monkeypatch.setattr(measured_kernel, "resources_of", resources_of)
+    monkeypatch.setattr(taken, "resources_of", resources_of)
     return made
 
 

@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from pytest_fusion.canary.offline.case_pairs import Ran
-from pytest_fusion.canary.offline.kernel import Compiled, Kernel, Measured, Spills, read_tensors
+from pytest_fusion.canary.offline.kernel import Kernel, Measured, read_tensors
+from pytest_fusion.canary.offline.taken import Compiled, Spills
 from pytest_fusion.case.case_model import Case
 from pytest_fusion.errors import CanaryError
 from pytest_fusion.run.measure.launches import Counts, Uncounted

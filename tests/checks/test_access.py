@@ -12,7 +12,7 @@ from pytest_fusion.diagnosis.causes import likely_cause
 from pytest_fusion.spec.inputs import tensor
 from tests.interpreted import triton_interpreted
 
-triton = triton_interpreted("where Triton compiles, nobody sees the accesses")
+triton = triton_interpreted("accesses are seen only where kernels are interpreted")
 
 tl = triton.language
 T = torch.Tensor

@@ -172,6 +172,21 @@ def test_a_case_that_is_not_compiled_is_put_off() -> None:
     assert list(itertools.islice(cases, 2)) == [4, 7]
 
 
+def test_only_the_run_of_a_case_is_put_off() -> None:
+    """Shrinking and explaining what it found are not, nor anything after the test has left the cases."""
+    shared = shared_cases.Shared()
+    shared.join([os.getpid()], lambda: None)
+    cases = shared.finished_first(range(3), lambda _: True, puts_off=True)
+    assert next(cases) == 0
+    with shared.leaving():
+        assert shared.putting_off
+    assert not shared.putting_off
+    assert next(cases) == 1
+    cases.close()
+    with shared.leaving():
+        assert not shared.putting_off
+
+
 def test_a_case_that_another_process_compiles_for_is_put_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lock of its kernel is not waited for, as it is where no case can be put off."""
     from triton.runtime.jit import JITFunction
@@ -220,7 +235,7 @@ def test_a_kernel_that_takes_too_long_ends_its_case(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("worker", ["none", "dead"])
 def test_without_a_worker_the_test_compiles(worker: str) -> None:
-    """Nothing is put off where nobody would compile it."""
+    """No case is put off where no other process would compile its kernels."""
     child = os.fork()
     if not child:
         os._exit(0)

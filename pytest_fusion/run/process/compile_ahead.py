@@ -74,7 +74,7 @@ def compiled_once(shared: Shared | None = None) -> AbstractContextManager[None]:
         named = f"{kernel.fn.__module__}.{kernel.fn.__qualname__} {args[0]}"
         lock = FileLock(folder / f"kernel-{crc32(named.encode()) % _LOCKS}", poll_interval=_PAUSE_S)
         try:
-            held = lock.acquire(timeout=_FETCH_S if shared is not None and shared.optional else -1)
+            held = lock.acquire(timeout=_FETCH_S if shared is not None and shared.putting_off else -1)
         except Timeout:
             raise Uncompiled from None
         with held:

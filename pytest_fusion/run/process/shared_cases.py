@@ -43,9 +43,10 @@ class Shared:
         self._states = memoryview(mmap.mmap(-1, 8 * (_MOST_CASES + 1))).cast("q")
         self._workers: Sequence[int] = ()
         self._start: Callable[[], None] = lambda: None
-        # Of the case that is yielded: whether workers may compile its kernels instead, and whether it was left to them;
-        # of the test, whether cases are put off.
-        self.optional = self.put_off = self._limited = False
+        # Of the case that is yielded: whether it may be put off, and was; and of the test, whether any may.
+        self._optional = self.put_off = self._limited = False
+        # Whether the block of `leaving` runs, in a case that may be put off.
+        self.putting_off = False
 
     def join(self, workers: Sequence[int], start: Callable[[], None]) -> None:
         """These processes take cases once ``start`` is called."""
@@ -71,9 +72,10 @@ class Shared:
     ) -> Iterator[T]:
         """The cases in order; those that workers have taken once these finish, or crash.
 
-        ``waited`` is called with the seconds of each pause and tells whether to wait on; what is unfinished then is
-        left out. With ``None`` every case comes. ``puts_off``: a case may be put off until workers have compiled it
-        (``leaving``), since one config of a kernel may take 40 s; after a few of these no other is tried.
+        ``waited`` is called with the seconds of each pause, and returns whether to wait longer; cases that are not
+        finished then are left out. With ``None`` every case comes. ``puts_off``: a case may be put off until workers
+        have compiled it (``leaving``), since one config of a kernel may take 40 s; after a few of these no other is
+        tried.
         """
         others: dict[int, T] = {}
         missed, self._limited = 0, puts_off
@@ -83,16 +85,18 @@ class Shared:
             if limited and missed >= _MISSED and self._states[number] == _FREE:
                 others[number] = case
             elif self.take(number) or not self._in_work(number):
-                self.optional = limited
-                yield case
-                missed = missed + 1 if self.put_off else 0
-                if self.put_off:
+                self._optional = limited
+                try:
+                    yield case
+                finally:  # also where the test takes no further case
+                    put_off, self.put_off, self._optional = self.put_off, False, False
+                missed = missed + 1 if put_off else 0
+                if put_off:
                     self._states[number] = _FREE
                     others[number] = case
                     self.begin()
                 else:
                     self.finish(number)
-                self.optional = self.put_off = False
             else:
                 others[number] = case
         while others and waited is not None and any(map(_lives, self._workers)):
@@ -126,16 +130,19 @@ class Shared:
 
         nvidia = sys.modules.get("triton.backends.nvidia.compiler")
         limited: AbstractContextManager[None] = nullcontext()
-        if self.optional:
+        if self._optional:
             limited = replaced("triton.compiler.compiler", "ASTSource", "make_ir", lacking)
         elif further and self._limited and nvidia is not None and any(map(_lives, self._workers)):
             limited = holding(nvidia, subprocess=_Impatient())
+        self.putting_off = self._optional
         try:
             with limited:
                 yield
         except Uncompiled:
-            self.put_off = self.optional
+            self.put_off = self._optional
             raise
+        finally:
+            self.putting_off = False
 
 
 class _Impatient:

@@ -328,7 +328,10 @@ def test_an_infinity_of_the_other_sign_may_come_of_a_product() -> None:
     """A score passes float16 and weighs something negative, and the sum is positive and passes it too (chunks of linear
     attention in fla-core). What is infinite where no score passes float16 is wrong."""
     q, k, v = (normal(2, 16, seed=45 + i, dtype=torch.float16) * size for i, size in enumerate((100, 100, 16)))
-    weighted = lambda q, k, v: (q @ k.mT).tril() * 0.25 @ v  # noqa: E731
+
+    def weighted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT).tril() * 0.25 @ v
+
     exact = weighted(q.float(), k.float(), v.float()).half()
     stored = ((q.float() @ k.float().mT).half().tril().float() @ v.float() * 0.25).half()
     assert bool((exact.isinf() & (stored == -exact)).any())

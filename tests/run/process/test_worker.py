@@ -89,7 +89,7 @@ def test_a_worker_answers_and_ends_with_what_it_started(worker: Worker) -> None:
 
 
 def test_an_answer_may_wait_or_not_be_wanted(worker: Worker) -> None:
-    """A request is worked on while its sender does something else; one whose answer nobody reads spoils no other."""
+    """The worker starts on a request before its answer is read; an answer that is never read is skipped by the next."""
     number = worker.send("add", a=1, b=2)
     assert worker.answer(number, seconds=60.0)["sum"] == 3
     worker.send("add", a=3, b=4)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 import torch
 
-from pytest_fusion.checks import compile_check, device_check, launches, malformed
+from pytest_fusion.checks import compile_check, device_check
 from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.configs import configs
 from pytest_fusion.checks.context import Context
@@ -17,6 +17,8 @@ from pytest_fusion.checks.gradients import gradients
 from pytest_fusion.checks.honesty import honesty
 from pytest_fusion.checks.invariance import invariance
 from pytest_fusion.checks.kernels import compiles, refused
+from pytest_fusion.checks.launches import launches
+from pytest_fusion.checks.malformed import malformed
 from pytest_fusion.checks.randomness import distribution, randomness
 from pytest_fusion.checks.repeat import repetition
 from pytest_fusion.checks.verdict import IMPOSSIBLE, DamagedMemory, ProcessEnd, Rejections, Verdict, WrongAccess

@@ -14,7 +14,7 @@ from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.describe import describe
 from pytest_fusion.case.plan import make_plan
 from pytest_fusion.case.sizes import count
-from pytest_fusion.checks import malformed
+from pytest_fusion.checks.malformed import malformed
 from pytest_fusion.checks.verdict import ProcessEnd, Verdict, failed
 from pytest_fusion.diagnosis.diagnosis_model import Diagnosis
 from pytest_fusion.diagnosis.shrink import Shrinker

@@ -15,7 +15,8 @@ from pytest_fusion.case.case_model import Case
 from pytest_fusion.case.choosing import search as searching
 from pytest_fusion.case.choosing.search import Known
 from pytest_fusion.case.stated import misfit
-from pytest_fusion.checks import compile_check, malformed
+from pytest_fusion.checks import compile_check
+from pytest_fusion.checks.malformed import malformed
 from pytest_fusion.diagnosis.repro import replay_file as replays
 from pytest_fusion.engine import sanitize
 from pytest_fusion.engine.isolated import tally_in_child, why_not_isolated

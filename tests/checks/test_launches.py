@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
-from pytest_fusion.checks import launches
-from pytest_fusion.checks.launches import surplus
+from pytest_fusion.checks.launches import launches
+from pytest_fusion.checks.launches.extra_launches import surplus
 from pytest_fusion.interpreter.launch import Launch, announce
 from pytest_fusion.run.measure.launches import Counts, Uncounted, Work
 from pytest_fusion.run.memory import FILLS

@@ -14,7 +14,8 @@ from pytest_fusion import values
 from pytest_fusion.case.case_model import Case, Layout, TensorCase
 from pytest_fusion.case.choosing import search
 from pytest_fusion.case.make import make_inputs
-from pytest_fusion.checks.malformed import BrokenCall, broken_calls, refuses
+from pytest_fusion.checks.malformed.broken_calls import BrokenCall, broken_calls
+from pytest_fusion.checks.malformed.malformed import refuses
 from pytest_fusion.diagnosis.repro import replay_file
 from pytest_fusion.engine.job import Job
 from pytest_fusion.engine.modes import Judge, Mode, Replay

@@ -1,0 +1,1 @@
+"""Check `launches`: how many kernels a call launches."""

@@ -1,0 +1,1 @@
+"""Check `malformed`: calls that the spec rules out are refused, or right."""

@@ -88,6 +88,7 @@ NAMES: dict[str, Callable[[Any], bool]] = {
     "torch._C._to_dlpack": lambda capsule: type(capsule(torch.ones(1))).__name__ == "PyCapsule",
     "torch._C._set_grad_enabled": lambda enable: enable(torch.is_grad_enabled()) is None,
     "torch.cuda._sleep": _parameters("cycles"),
+    "torch.cuda._tls": lambda _: "_tls.is_initializing = True" in inspect.getsource(torch.cuda._lazy_init),
     "torch._subclasses.fake_tensor.FakeTensor": _is_class,
     "torch._subclasses.fake_tensor.FakeTensorMode": _has("from_tensor", "__enter__"),
     # Compilers.

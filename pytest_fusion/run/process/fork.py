@@ -73,8 +73,11 @@ def can_fork() -> str | None:
         return "macOS frameworks abort in a child forked from a process with threads (bpo-33725)"
     torch = sys.modules.get("torch")
     for backend in ("cuda", "xpu"):
-        started = getattr(getattr(torch, backend, None), "is_initialized", None)
-        if started is not None and started():
+        module = getattr(torch, backend, None)
+        # While it starts, torch asks what its devices can do: under compute-sanitizer a child forked then never ended.
+        starting = hasattr(getattr(module, "_tls", None), "is_initializing")
+        started = getattr(module, "is_initialized", None)
+        if starting or (started is not None and started()):
             return f"{backend.upper()} is initialised in this process, and does not work in a forked child"
     if any(name.startswith("pt_autograd") for name in _thread_names()):
         return "autograd has started device threads in this process, and refuses to run backward in a forked child"

@@ -27,9 +27,12 @@ def test_can_fork_here() -> None:
 
 
 def test_can_fork_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Initialised CUDA, autograd's device threads and a system without fork are each named."""
+    """CUDA that is or is being initialised, autograd's device threads and a system without fork are each named."""
     with monkeypatch.context() as patch:
         patch.setattr(torch.cuda, "is_initialized", lambda: True)
+        assert "CUDA is initialised" in (can_fork() or "")
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda._tls, "is_initializing", True, raising=False)
         assert "CUDA is initialised" in (can_fork() or "")
     with monkeypatch.context() as patch:
         patch.setattr(fork, "_thread_names", lambda: ["python\n", "pt_autograd_0\n"])

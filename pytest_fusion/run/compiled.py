@@ -21,7 +21,8 @@ _KERNEL = ("triton.runtime.jit", "JITFunction")
 
 
 def _launch_of(kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: dict[str, Any]) -> Launch:
-    bound = {**dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
+    defaults = {parameter.name: parameter.default for parameter in kernel.params if parameter.has_default}
+    bound = {**defaults, **dict(zip(kernel.arg_names, args, strict=False)), **kwargs}
     names = [parameter.name for parameter in kernel.params if parameter.is_constexpr]
     constants = {name: bound[name] for name in names if isinstance(bound.get(name), int | bool | float | str)}
     if callable(grid):

@@ -1,0 +1,30 @@
+"""Launches of compiled kernels, as they are told to the judge."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import triton.language as tl
+from triton.runtime.jit import JITFunction
+
+from pytest_fusion.run.compiled import observe_compiled
+
+
+def _copy(x: Any, out: Any, n: Any, BLOCK: tl.constexpr = 64, WARPS: tl.constexpr = 4) -> None:
+    """Stands for a kernel; it is never compiled."""
+
+
+@pytest.mark.parametrize(("given", "block"), [({}, 64), ({"BLOCK": 16}, 16)])
+def test_a_grid_is_asked_with_the_defaults_too(
+    given: dict[str, int], block: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Triton asks it: of FlagGems' log_softmax the block is a default, and only the caller's was known."""
+    monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **kwargs: None)
+    kernel = JITFunction(_copy)
+    seen: list[Any] = []
+    with observe_compiled(seen.append):
+        kernel.run(None, None, 130, grid=lambda meta: (-(-meta["n"] // meta["BLOCK"]),), warmup=False, **given)
+    (launch,) = seen
+    assert launch.grid == (-(-130 // block), 1, 1)
+    assert launch.constexprs == {"BLOCK": block, "WARPS": 4}

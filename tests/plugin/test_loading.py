@@ -36,6 +36,21 @@ def test_a_run_without_fused_tests_imports_nothing_heavy(options: tuple[str, ...
         result.stdout.fnmatch_lines(["heavy []"])
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_garbage_is_not_looked_for_while_tests_are_collected(enabled: bool, pytester: pytest.Pytester) -> None:
+    """Nor among what was collected, at the end; afterwards it is as it was before."""
+    pytester.makeconftest(f"import gc\ngc.enable() if {enabled} else gc.disable()")
+    pytester.makepyfile(f"""
+import gc
+assert not gc.isenabled()
+def test_it():
+    assert gc.isenabled() == {enabled}
+    assert gc.get_freeze_count() > 10_000
+""")
+
+    pytester.runpytest_subprocess("--fusion-device", "cpu").assert_outcomes(passed=1)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("missing", ["xdist", "hypothesispytest", "terminal", "junitxml", "randomly", "cacheprovider"])
 def test_other_plugins_may_be_absent(missing: str, project: Project) -> None:

@@ -49,7 +49,7 @@ def test_workers_share_the_work_once_they_are_started(tmp_path: Path, monkeypatc
 def test_workers_of_all_tests_have_the_cores_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With one core the worker of a second test waits for as long as that of the first works."""
     monkeypatch.setattr(compile_ahead, "workers", lambda: 1)
-    monkeypatch.setattr(compile_ahead, "_cores", lambda: 1)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
     began = tmp_path / "began"
     began.mkdir()

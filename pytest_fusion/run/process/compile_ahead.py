@@ -7,14 +7,16 @@ is shared and written atomically. All workers of all tests together have the mac
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 import os
 import signal
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,6 @@ from pytest_fusion.run.process.shared_cases import Shared, Uncompiled
 _MOST_WORKERS, _TIMES = 12, 2
 # Seconds between two looks, and that another process may take to fetch a kernel from the cache.
 _PAUSE_S, _FETCH_S, _NUMBER = 0.01, 0.1, 8
-# Locks for compilations: of two kernels with the same number one waits without need.
-_LOCKS = 1 << 10
 _FEW_ENTRIES = 8
 # Tests go before cache filling: several runs side by side had 28 processes at work on 16 cores.
 _NICE = 10
@@ -44,11 +44,7 @@ def cache_is_empty() -> bool:
 def workers() -> int:
     """How many processes may compile beside the test; 0 where the tests themselves take every core."""
     share = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
-    return max(0, min(_MOST_WORKERS, _TIMES * (_cores() - share) // share))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0))
+    return max(0, min(_MOST_WORKERS, _TIMES * (len(os.sched_getaffinity(0)) - share) // share))
 
 
 def _folder() -> Path:
@@ -56,6 +52,34 @@ def _folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"pytest-fusion-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+@functools.cache
+def _opened(name: str) -> int:
+    """The descriptor of a file of locks: closing any other of the same file would release them all."""
+    return os.open(_folder() / name, os.O_RDWR | os.O_CREAT, 0o600)
+
+
+@contextmanager
+def _locked(name: str, numbers: Sequence[int], until: float = math.inf) -> Iterator[None]:
+    """Lock one of the numbers against other processes. Raises ``Uncompiled`` if none is free in time."""
+    import fcntl
+
+    file = _opened(name)
+    for number in itertools.cycle(numbers):
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, number)
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() > until:
+                raise Uncompiled from None
+            if number == numbers[-1]:
+                time.sleep(_PAUSE_S)
+            continue
+        try:
+            yield
+        finally:
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, number)
+        return
 
 
 def compiled_once(shared: Shared | None = None) -> AbstractContextManager[None]:
@@ -66,38 +90,14 @@ def compiled_once(shared: Shared | None = None) -> AbstractContextManager[None]:
     ``triton.runtime.jit.JITFunction._do_compile``, whose first argument is the key of the specialisation (3.6.0, 3.7.1
     and 3.9.0).
     """
-    from filelock import FileLock, Timeout
-
-    folder = _folder()
 
     def compiling(upstream: Callable[..., Any], kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         named = f"{kernel.fn.__module__}.{kernel.fn.__qualname__} {args[0]}"
-        lock = FileLock(folder / f"kernel-{crc32(named.encode()) % _LOCKS}", poll_interval=_PAUSE_S)
-        try:
-            held = lock.acquire(timeout=_FETCH_S if shared is not None and shared.putting_off else -1)
-        except Timeout:
-            raise Uncompiled from None
-        with held:
+        fetched = shared is not None and shared.putting_off
+        with _locked("kernels", [crc32(named.encode())], time.monotonic() + _FETCH_S if fetched else math.inf):
             return upstream(kernel, *args, **kwargs)
 
     return replaced("triton.runtime.jit", "JITFunction", "_do_compile", compiling)
-
-
-@contextmanager
-def _core() -> Iterator[None]:
-    """Hold one core of this machine, as far as processes that compile ahead go, of other tests and runs too."""
-    from filelock import FileLock, Timeout
-
-    folder = _folder()
-    locks = [FileLock(folder / f"core-{number}") for number in range(_cores())]
-    for lock in itertools.cycle(locks):
-        try:
-            with lock.acquire(timeout=0):
-                yield
-            return
-        except Timeout:
-            if lock is locks[-1]:
-                time.sleep(_PAUSE_S)
 
 
 @contextmanager
@@ -138,7 +138,8 @@ def _turns(reader: int, writer: int) -> Iterator[int]:
     while True:
         number = int.from_bytes(os.read(reader, _NUMBER))
         _put(writer, number + 1)
-        with _core():
+        # One core of this machine, as far as processes that compile ahead go, of other tests and runs too.
+        with _locked("cores", sorted(os.sched_getaffinity(0))):
             yield number
 
 

@@ -15,6 +15,9 @@ from pytest_fusion.oracle.ops.reduction import average, moments, total
 from pytest_fusion.oracle.ops.rule_registry import Op, as_float, computed, dims_from_end, from_end, rank
 from pytest_fusion.oracle.rounding import D
 
+# Of a log-sum-exp: its rounding is then more than what an exponential and a quotient round.
+_LARGE = 16.0
+
 
 def _exp(op: Op, below: Tensor) -> Tensor:
     """The exponential; 3 units of argument noise cover ``exp2(x * log2 e)`` and online rescaling."""
@@ -56,7 +59,13 @@ def softmax(op: Op, x: Tensor, dims: list[int], score: Tensor, again: Tensor | N
     if again is not None:
         grown = _exp(op, calm(op, x, op.relative(again, 1)) - top)
     # Kernels that go by blocks rescale a row with an overflow by 0 * inf.
-    return op.relative(torch.where(torch.isinf(whole), math.nan, grown / whole), 2)
+    value = op.relative(torch.where(torch.isinf(whole), math.nan, grown / whole), 2)
+    log = torch.log(whole)
+    lse = torch.where(torch.isfinite(top + log), top + log, 0.0)
+    # exp(x - lse), as in kernels that save the log-sum-exp: it is rounded at the size of the largest x, so that of large
+    # ones no more is left than that (Liger's fused_ce_tvd). Below, the noise above is larger.
+    missed = torch.where(lse.abs() > _LARGE, lse - op.relative(lse, 1), 0.0)
+    return value * torch.exp(torch.minimum(torch.maximum(missed, -log), log))
 
 
 @computed("_log_softmax log_softmax", operands=True)

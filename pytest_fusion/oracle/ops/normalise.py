@@ -62,8 +62,8 @@ def softmax(op: Op, x: Tensor, dims: list[int], score: Tensor, again: Tensor | N
     value = op.relative(torch.where(torch.isinf(whole), math.nan, grown / whole), 2)
     log = torch.log(whole)
     lse = torch.where(torch.isfinite(top + log), top + log, 0.0)
-    # exp(x - lse), as in kernels that save the log-sum-exp: it is rounded at the size of the largest x, so that of large
-    # ones no more is left than that (Liger's fused_ce_tvd). Below, the noise above is larger.
+    # exp(x - lse), as in kernels that save the log-sum-exp: rounded at the size of the largest x, it keeps no more of a
+    # row's sum than that (Liger's fused_ce_tvd). Of small ones the noise above is larger.
     missed = torch.where(lse.abs() > _LARGE, lse - op.relative(lse, 1), 0.0)
     return value * torch.exp(torch.minimum(torch.maximum(missed, -log), log))
 

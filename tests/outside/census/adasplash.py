@@ -26,6 +26,8 @@ def sparsemax(x: Tensor) -> Tensor:
     ordered = x.sort(-1, descending=True).values
     ranks = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
     size = (1 + ranks * ordered > ordered.cumsum(-1)).sum(-1, keepdim=True)
+    if not bool(size.all()):
+        raise ValueError("rounding, or NaN, leaves nothing in the support")
     threshold = (ordered.cumsum(-1).gather(-1, size - 1) - 1) / size
     return (x - threshold).relu()
 
@@ -39,6 +41,8 @@ def entmax15(x: Tensor) -> Tensor:
     spread = ranks * (ordered.square().cumsum(-1) / ranks - mean.square())
     threshold = mean - ((1 - spread) / ranks).clamp(min=0).sqrt()
     size = (threshold <= ordered).sum(-1, keepdim=True)
+    if not bool(size.all()):
+        raise ValueError("rounding, or NaN, leaves nothing in the support")
     return (x - threshold.gather(-1, size - 1)).clamp(min=0).square()
 
 

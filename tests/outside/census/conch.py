@@ -16,6 +16,7 @@ PAGE = 16
 IN_PLACE = "Conch 1.3: `gemma_rms_norm` overwrites its input, and loses the residual"
 HALVES = dict.fromkeys(("raises", "does-not-compile"), "Conch 1.3: GELU in 16 bits does not compile")
 MORE_KEYS = {"unexplained": "Conch 1.3: causal attention over more keys than queries"}
+IN_FLOAT16 = "Conch 1.3: paged attention adds up in float16"
 PAST_THE_END = {"out-of-bounds": "Conch 1.3: products read past the end along K and N"}
 
 
@@ -160,7 +161,8 @@ def kernels() -> list[Kernel]:
                {"q": tensor("batch heads size"), "k": tensor("blocks 16 kv_heads size"),
                 "v": tensor("blocks 16 kv_heads size"), "table": derived(pages), "lengths": derived(lengths)},
                dims={"batch": dim(1, 4), "blocks": dim(1, 8), "each": dim(1, 4), "kv_heads": dim(1, 2),
-                     "heads": dim(1, 8, multiple_of="kv_heads"), "size": dim(32, 128, multiple_of=32)}),
+                     "heads": dim(1, 8, multiple_of="kv_heads"), "size": dim(32, 128, multiple_of=32)},
+               proved=dict.fromkeys(("low-precision-accumulation", "overflow"), IN_FLOAT16)),
         *(kernel(name, lambda q, k, v, starts, lengths, table: varlen.varlen_attention(
                  q, k, v, starts, int(starts[1]), lengths, k.shape[1] * table.shape[1], table, causal=True),
                  varlen_attention,

@@ -72,6 +72,8 @@ def sparsemax(x: Tensor) -> Tensor:
     ordered = x.sort(-1, descending=True).values
     ranks = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
     size = (1 + ranks * ordered > ordered.cumsum(-1)).sum(-1, keepdim=True)
+    if not bool(size.all()):
+        raise ValueError("rounding, or NaN, leaves nothing in the support")
     threshold = (ordered.cumsum(-1).gather(-1, size - 1) - 1) / size
     return (x - threshold).relu()
 

@@ -46,6 +46,8 @@ _PRODUCTS = frozenset("mm bmm addmm baddbmm mv addmv dot convolution".split())
 # The largest term of a product as the root of the sum of such powers, within a third: cut-cross-entropy multiplies in
 # float16, and adds up in float32.
 _POWER = 16
+# An odd number whose product spreads the low bits of an integer over all.
+_MIXER = -7046029254386353131
 
 
 class Eager(OperatorMode):
@@ -108,8 +110,12 @@ class Eager(OperatorMode):
         """At most half a unit of each value in a 16-bit ``dtype``, of either sign; zeros in the first sample."""
         if self._generator is None or dtype is None or dtype not in NARROW:
             return torch.zeros_like(values)
-        half = quantum(values.to(D), dtype).mul_(0.5)
-        return (torch.empty_like(half).uniform_(-1, 1, generator=self._generator) * half).to(values.dtype)
+        # Equal numbers are rounded alike: the mean of equal rows is off by as much as one of them.
+        exact = values.detach().to(D)
+        bits = exact.view(torch.int64) ^ torch.randint(1 << 62, (), generator=self._generator, device=values.device)
+        for shift in (32, 29):
+            bits = (bits ^ (bits >> shift)) * _MIXER
+        return (quantum(exact, dtype) * (bits >> 11) * 2.0**-53).to(values.dtype)
 
     def _promoted(self, operands: Sequence[Tensor]) -> torch.dtype | None:
         """The dtype of the eager operation; tensors take precedence over numbers (tensors without dims)."""

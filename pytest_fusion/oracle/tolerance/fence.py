@@ -62,8 +62,8 @@ def fenced(
     got = candidate.detach().to(D).reshape(-1)
     sampled = eager()
     samples = got.new_empty(0, len(got)) if sampled is None else sampled.to(spread.dtype).to(D).reshape(-1, len(got))
-    # Where the reference has the same infinity or NaN itself, no product is the reason.
-    alike = (samples == spread.native) | (samples.isnan() & spread.native.isnan())
+    # Where the exact result is the same infinity or NaN, no product is the reason.
+    alike = (samples == spread.centre) | (samples.isnan() & spread.centre.isnan())
     overflows = (~samples.isfinite() & ~alike).any(0)
     if verdict.statistic == "nonfinite":
         wrong = ~allowed_classes(got, lanes, spread)

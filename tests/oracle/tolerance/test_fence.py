@@ -175,6 +175,32 @@ def test_the_logit_of_the_label_may_be_computed_apart(dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("dtype", LOW)
+def test_the_mean_of_equal_rows_is_off_by_as_much_as_one(dtype: torch.dtype) -> None:
+    """What rounds one of them rounds all, in eager PyTorch too: cut-cross-entropy of an expanded input."""
+    for seed in range(4):
+        x, w = normal(1, 64, seed=seed, dtype=dtype).expand(19, 64), normal(1, 64, seed=seed + 99, dtype=dtype)
+
+        def loss(x: Tensor = x, w: Tensor = w) -> Tensor:
+            return F.cross_entropy(x.float() @ w.float().mT, torch.zeros(len(x), dtype=torch.long))
+
+        assert judged(label_apart(x, w).mean(), loss, seed=seed).grade == "C", seed
+        units = 8 * torch.finfo(dtype).eps * (x[0].float() * w[0].float()).norm()
+        assert judged(units, loss, seed=seed).grade == "D", seed
+
+
+def test_where_the_reference_overflows_a_finite_result_is_not_wrong() -> None:
+    """The logit of the only class passes float16, and the loss of the reference is NaN, which should be 0."""
+    x, w = torch.tensor([[256.0, 64, 34.65, -256.25], [-128.125, 16, -256.25, 127.94]], dtype=torch.float16).split(1)
+
+    def loss(x: Tensor, w: Tensor) -> Tensor:
+        return F.cross_entropy(x @ w.mT, torch.zeros(1, dtype=torch.long)).float()
+
+    assert bool(loss(x, w).isnan())
+    for size, grade in ((1.0, "C"), (0.5, "D")):
+        assert judged(torch.tensor(-16.6), lambda size=size: loss(size * x, w)).grade == grade
+
+
+@pytest.mark.parametrize("dtype", LOW)
 def test_rows_off_by_one_number_are_worth_more_samples_than_one(dtype: torch.dtype) -> None:
     """Gradients that are exactly 0, of one upstream number: what rounded probabilities add up to is a row's error."""
     grades = set()

@@ -44,6 +44,9 @@ _POWER, _MOST_CONFIGS, _WAIT_S = 64, 64, 40.0
 # comparison of two kernels. On a GPU every second one compiles nothing: 30 of these find what 20 others find (282 of
 # 311 planted bugs), with a quarter less compiling.
 _AT_LEAST, _AT_LEAST_ON_GPU = 20, 30
+# In so many times the budget, though: 20 cases of mamba-ssm's chunked scan, whose reference goes step by step, took
+# more than 200 s.
+_LONGEST = 5
 # Where the time may be up at any case: after so many others every so many-th is a long one. On the CPU lane it takes as
 # long as four others, and most planted bugs are found before. On a GPU compiling takes the time: with an empty cache a
 # test ended after some 20 cases, before any long one.
@@ -77,7 +80,8 @@ class Budget:
         """Whether this share of the seconds, or the number of cases, is used up."""
         spent = processor_s() - self.begun
         late = spent >= share * self.seconds or spent - self.compiling >= share * self.compiled
-        return (late and self.compared >= self.least) or self.left <= 0
+        enough = self.compared >= self.least or (self.compared > 0 and spent >= _LONGEST * self.seconds)
+        return (late and enough) or self.left <= 0
 
     def waited(self, seconds: float, share: float = 1.0) -> bool:
         """Count seconds in which other processes compiled; whether this share of the budget is left."""

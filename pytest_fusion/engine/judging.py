@@ -87,6 +87,7 @@ class Judging:
         self.found: list[Failure] = []
         # Seconds of the processor that are left to shrink and explain.
         self._left_s = _TIMES * self.budget.seconds
+        self._took_s = 0.0
         # Failures by identity, met only in cases that an earlier failure had spoiled.
         self._behind: dict[str, Verdict] = {}
 
@@ -135,6 +136,7 @@ class Judging:
         self.note({"case": case.as_json(), "cases": tally.cases})
         if again is None:
             again = self.costs_more()
+        begun = processor_s()
         try:
             with self.context.clock.phase("plugin"):
                 result = judge_case(self.context, case, again=again) if not self.dry else dry_run(self.context, case)
@@ -142,6 +144,7 @@ class Judging:
             tally.cases -= 1
             self.budget.spent -= 1
             raise
+        self._took_s = processor_s() - begun
         configs.note(self.context, result)
         if self.profile.large:
             unjudged.unless_far(self.context, result)
@@ -235,8 +238,10 @@ class Judging:
     def minimum(self, found: CaseResult, verdict: Verdict, *, shrink: bool) -> Failure:
         """The finding ``verdict`` of ``found`` on the smallest case."""
         plan, blocks = self.cases.plan, self.cases.blocks
-        # A hazard fails no test: on a GPU each smaller case may have a kernel to compile.
+        # A hazard fails no test, and smaller cases cost too: on a GPU each may have a kernel to compile, and those of
+        # mamba-ssm's chunked scan took 8 s.
         seconds = self._left_s if verdict.failed else min(self._left_s, _HAZARD * self.budget.seconds)
+        shrink = shrink and (verdict.failed or self._took_s < seconds)
         minimum = Minimum(self.context, plan, self.outer, blocks, self.tally.cases, self.note, seconds)
         return minimum.of(found, verdict, shrink=shrink)
 

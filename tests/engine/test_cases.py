@@ -97,7 +97,7 @@ def test_waiting_for_others_counts_as_compiling() -> None:
 
 def test_compiling_has_seconds_of_its_own() -> None:
     """A test ends when what is not compiling used up its part, or when both together did; all of it where a kernel is
-    tuned. The seconds named are those that ended it."""
+    tuned, and in five times that however few ran. The seconds named are those that ended it."""
     used = processor_s()
     budget = Budget(seconds=used + 1000.0, compiled=used / 2, compared=20, begun=0.0)
     assert budget.late
@@ -111,4 +111,10 @@ def test_compiling_has_seconds_of_its_own() -> None:
     assert budget.allowed == budget.seconds
 
     budget.compared = 19
+    assert not budget.late
+
+    budget.compared, budget.seconds = 1, used / 5
+    assert budget.late
+
+    budget.compared = 0
     assert not budget.late

@@ -18,7 +18,7 @@ from pytest_fusion.checks.check import Check
 from pytest_fusion.checks.trial import Trial
 from pytest_fusion.checks.verdict import Verdict, failed, hazard, passed
 from pytest_fusion.diagnosis.repro import replay_file
-from pytest_fusion.engine import campaign
+from pytest_fusion.engine import campaign, judging
 from pytest_fusion.engine.cases import Chosen
 from pytest_fusion.engine.crash import tally_of
 from pytest_fusion.engine.job import Job
@@ -214,9 +214,8 @@ def test_a_crash_keeps_what_was_found_before(tmp_path: Path) -> None:
     assert [one.verdict.check for one in tally.others] == ["values"]
 
 
-@pytest.mark.parametrize("fails", [True, False])
-def test_what_is_less_accurate_in_16_bits_runs_again_in_float32(fails: bool) -> None:
-    """A factor that rounding to bfloat16 excuses is wrong there; one of bfloat16 alone is not."""
+def _less_accurate(fails: bool) -> campaign.Campaign:
+    """A campaign after one case in bfloat16, whose factor that dtype's rounding excuses."""
 
     def fused(x: Tensor) -> Tensor:
         factor = 1 + 2.0**-7 if fails or x.dtype == torch.bfloat16 else 1
@@ -232,4 +231,19 @@ def test_what_is_less_accurate_in_16_bits_runs_again_in_float32(fails: bool) -> 
     result = run._run(Chosen(case))
     assert result is not None
     assert {verdict.code for verdict in result.findings} == {"less-accurate"}
-    assert run.judging.failing is fails
+    return run
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_what_is_less_accurate_in_16_bits_runs_again_in_float32(fails: bool) -> None:
+    """A factor that rounding to bfloat16 excuses is wrong there; one of bfloat16 alone is not."""
+    assert _less_accurate(fails).judging.failing is fails
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_a_hazard_of_a_slow_case_is_not_shrunk(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the case took longer than all smaller ones may: it fails no test."""
+    monkeypatch.setattr(judging, "_HAZARD", -1.0 if slow else 1.0)
+    (hazard,) = _less_accurate(fails=False).judging.found
+    assert (hazard.shrink_runs == 0) is slow
+    assert hazard.case is not None

@@ -34,8 +34,9 @@ from pytest_fusion.run.process.shared_cases import Uncompiled
 from pytest_fusion.spec.fusion_spec import FusionSpec
 from pytest_fusion.spec.wording import plural
 
-# So many findings are shrunk and explained, in so many times the seconds for cases; the rest are listed.
-_SHRUNK, _TIMES, _HAZARD = 8, 2, 0.25
+# So many findings are shrunk and explained, in so many times the seconds for cases; the rest are listed. A failure gets
+# two seconds however late it is: enough for what most are, strides that are not taken (FlagGems' topk).
+_SHRUNK, _TIMES, _HAZARD, _LATE_S = 8, 2, 0.25, 2.0
 # Checks whose verdicts a wrong result does not explain.
 _UNSPOILED = ("inputs", "launches", "device")
 # Changed values at the same addresses cost a second reference run: the first cases get one, then one in twelve.
@@ -174,7 +175,8 @@ class Judging:
             if spoiled is not None and verdict.check not in _UNSPOILED and not verdict.cause:
                 self._behind.setdefault(verdict.identity, verdict)
                 continue
-            if len(self.found) >= _SHRUNK or not explained or self._left_s <= 0:
+            late = self._left_s <= 0 and not verdict.failed
+            if len(self.found) >= _SHRUNK or not explained or late:
                 failure = Failure(verdict, result.case, describe(self.spec, result.case))
             else:
                 begun = processor_s()
@@ -240,7 +242,8 @@ class Judging:
         plan, blocks = self.cases.plan, self.cases.blocks
         # A hazard fails no test, and smaller cases cost too: on a GPU each may have a kernel to compile, and those of
         # mamba-ssm's chunked scan took 8 s.
-        seconds = self._left_s if verdict.failed else min(self._left_s, _HAZARD * self.budget.seconds)
+        few = min(self._left_s, _HAZARD * self.budget.seconds)
+        seconds = max(self._left_s, _LATE_S) if verdict.failed else few
         shrink = shrink and (verdict.failed or self._took_s < seconds)
         minimum = Minimum(self.context, plan, self.outer, blocks, self.tally.cases, self.note, seconds)
         return minimum.of(found, verdict, shrink=shrink)

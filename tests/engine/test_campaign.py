@@ -430,7 +430,7 @@ def in_time(
     timed = replace(PROFILES["dev"], covering=40, search=5, budget_s=1e9)
     run = campaign(fused, *decorators, cases=None, profile=timed, **keywords)
     if late:
-        run.budget.begun = -math.inf
+        run.budget.begun = -timed.budget_s
     cases: list[Case] = []
     judge = run.judging.judge
 
@@ -476,16 +476,18 @@ def test_pinned_examples_run_whatever_the_budget() -> None:
     assert [case.sizes["rows"] for case in few] == [*range(25, 0, -1)]
 
 
-def test_without_time_a_finding_is_listed_as_it_was_found() -> None:
-    """Shrinking has a budget too: past it a failure has the case that showed it, and nothing is run for its cause."""
+@pytest.mark.parametrize("late_s", [0.0, 1e9])
+def test_a_late_failure_has_little_time(late_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shrinking has a budget too: past it a failure has the case that showed it, but for a few seconds' work."""
 
     def wrong(x: T) -> T:
         return x * 3 if x.numel() > 30 else x * 2
 
+    monkeypatch.setattr(judging, "_LATE_S", late_s)
     run = campaign(wrong)
     run.judging._left_s = 0.0
     failure = run.run().failure
     assert failure is not None
-    assert failure.shrink_runs == 0
     assert failure.case is not None
-    assert failure.case.sizes["rows"] * failure.case.sizes["hidden"] == 40 * 40
+    assert (failure.shrink_runs > 0) is (late_s > 0)
+    assert (failure.case.sizes["rows"] * failure.case.sizes["hidden"] == 40 * 40) is (late_s == 0)

@@ -103,12 +103,12 @@ class Upstream:
             return values_check.eager_of(self._backward, lambda: self.present, seed).get(name)
 
     def size(self, name: str) -> float:
-        """How large an element of an input's gradient is where nothing cancels: one of the input's own size changes the
-        loss by as much as the outputs' parts of it come to. Inputs count as 1 at least, as in ``exp(gate)``."""
+        """How large an element of an input's gradient is where nothing cancels: an input changed by one changes the
+        loss by as much as the outputs' parts of it come to, as in ``exp(gate)`` or a score of attention."""
         results = self.trial.expected.tensors
         parts = [(self.upstream[used].double() * results[used].detach().double()).norm() for used in self.used]
-        own = self.trial.logical[name].double().abs().clamp_min(1.0).norm()
-        found = float(torch.stack(parts).norm() / own) if parts and own else 0.0
+        elements = self.trial.logical[name].numel()
+        found = float(torch.stack(parts).norm()) / math.sqrt(elements) if parts and elements else 0.0
         return found if math.isfinite(found) else 0.0
 
     def drawn(self, name: str, output: torch.Tensor) -> torch.Tensor:

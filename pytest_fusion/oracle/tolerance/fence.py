@@ -15,7 +15,8 @@ iteration instead of sorting. Sixteen times is beyond these, and far from TF32, 
 
 A gradient is compared as a whole tensor. Where its terms cancel, the reference may be exactly 0. A formula that
 subtracts sums then leaves their rounding: gated linear attention computes the gradient of its gates from
-``q * dq - k * dk`` (arXiv 2312.06635).
+``q * dq - k * dk`` (arXiv 2312.06635). One that reads the stored result, as the backward of attention does,
+leaves the rounding of its dtype.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import torch
 from torch import Tensor
 
 from pytest_fusion.oracle.lane_result import OutputLanes
-from pytest_fusion.oracle.rounding import U32, U64, D
+from pytest_fusion.oracle.rounding import NARROW, D, unit
 from pytest_fusion.oracle.tolerance.floats import GROSS
 from pytest_fusion.oracle.tolerance.output_verdict import ValuesVerdict
 from pytest_fusion.oracle.tolerance.spread import Spread, allowed_classes, spread_of
@@ -70,7 +71,7 @@ def fenced(
         if not bool(overflows[wrong].all()):
             return verdict
     columns = shape[-1] if size is None and shape and shape[-1] >= _ROW else len(got)
-    cancelled = _TIMES_WIDE * (U64 if candidate.dtype == D else U32) * (size or 0.0)
+    cancelled = (TIMES if candidate.dtype in NARROW else _TIMES_WIDE) * unit(candidate.dtype) * (size or 0.0)
     off_by = _off(got, spread).masked_fill(overflows, 0.0)
     error, slack = (t.reshape(-1, columns) for t in (off_by, spread.step + cancelled))
     lost = _off(torch.cat([spread.native[None], spread.rounded, samples]), spread).reshape(-1, *error.shape)

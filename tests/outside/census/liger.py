@@ -21,7 +21,12 @@ UPSTREAM = dict.fromkeys(
     ("mutates-input", "upstream-overwritten"), "Liger-Kernel 0.8.5: backward writes into the upstream gradient"
 )
 CANCELS = "Liger-Kernel 0.8.5: group norm cancels, and overflows in float16"
-NORMS = dict.fromkeys(("low-precision-accumulation", "overflow"), CANCELS)
+NORMS = {
+    **dict.fromkeys(("low-precision-accumulation", "overflow"), CANCELS),
+    **dict.fromkeys(
+        ("cast-order", "unexplained"), "Liger-Kernel 0.8.5: group norm rounds float16 gradients to bfloat16"
+    ),
+}
 NARROW_HEADS = {"does-not-compile": "Liger-Kernel 0.8.5: neighborhood attention does not compile for narrow heads"}
 ONE_TOKEN = dict.fromkeys(
     ("racing-load", "racing-stores", "ignores-strides", "needs-alignment"),

@@ -25,7 +25,7 @@ class Check:
     cases, adds one that may fail the test; with ``beside``, also after a failure. ``notes`` are sentences for the
     report. ``closes``: whether it needs one more case at the end (`Focus.closing`).
 
-    ``cause`` is the slug of a verdict without experiments, by default the check's own; ``causes`` describes slugs that
+    ``cause`` is the slug, without experiments, of a verdict that names none; ``causes`` describes slugs that
     `diagnosis.causes` lacks. ``without={"name:part": ...}`` switches ``parts`` off. A check that is not ``reported``
     concludes under the names of others.
     """
@@ -39,7 +39,7 @@ class Check:
     beside: bool = False
     notes: Callable[[Context], list[str]] = lambda _: []
     closes: Callable[[Context], bool] = lambda _: False
-    cause: Callable[[Verdict], str | None] = lambda verdict: verdict.cause
+    cause: Callable[[Verdict], str | None] = lambda _: None
     causes: Mapping[str, str] = field(default_factory=dict)
     parts: tuple[str, ...] = ()
     reported: bool = True

@@ -33,7 +33,7 @@ _ACCESSES = frozenset({"use-after-free", "misaligned-access", "false-hint", "rac
 def _of_error(verdict: Verdict) -> str | None:
     seen = verdict.evidence
     ours = isinstance(seen, Rejections) and bool(seen.rejected) and all(map(_before_kernel, seen.rejected))
-    return None if ours else verdict.cause or "raises"
+    return None if ours else "raises"
 
 
 def _before_kernel(rejection: str) -> bool:
@@ -51,15 +51,14 @@ def _of_crash(verdict: Verdict) -> str:
 def _of_structure(verdict: Verdict) -> str:
     if verdict.identity.endswith(":dtype"):
         return "wrong-dtype"
-    aliasing = verdict.identity == "structure:aliasing"
-    return verdict.cause or ("aliasing" if aliasing else "wrong-structure")
+    return "aliasing" if verdict.identity == "structure:aliasing" else "wrong-structure"
 
 
 def _of_bounds(verdict: Verdict) -> str:
     seen = isinstance(verdict.evidence, WrongAccess | DamagedMemory)
     if verdict.identity == "bounds:surroundings" or not seen:
-        return verdict.cause or "reads-padding"
-    return verdict.cause or _of_access(verdict) or "out-of-bounds"
+        return "reads-padding"
+    return _of_access(verdict) or "out-of-bounds"
 
 
 def _of_unwritten(verdict: Verdict) -> str:
@@ -69,7 +68,7 @@ def _of_unwritten(verdict: Verdict) -> str:
 def _of_repeat(verdict: Verdict) -> str:
     if verdict.identity == "repeat:stale":
         return "cached-answer"
-    return verdict.cause or _of_access(verdict) or "nondeterministic"
+    return _of_access(verdict) or "nondeterministic"
 
 
 def _of_access(verdict: Verdict) -> str | None:

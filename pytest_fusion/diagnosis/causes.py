@@ -78,7 +78,7 @@ CAUSES: dict[str, str] = {
 def likely_cause(verdict: Verdict) -> str | None:
     """The slug that a verdict implies; ``None`` if only experiments can show one."""
     check = registry.of(verdict)
-    return check.cause(verdict) if check is not None else None
+    return verdict.cause or (check.cause(verdict) if check is not None else None)
 
 
 def meaning(cause: str) -> str:

@@ -278,8 +278,6 @@ def _counted(kernel: _Kernel) -> str:
 
 def _cause(verdict: Verdict) -> str:
     seen = verdict.evidence
-    if verdict.cause is not None:
-        return verdict.cause
     return "bad-config" if isinstance(seen, WrongConfig) and seen.index is not None else "autotune-side-effect"
 
 

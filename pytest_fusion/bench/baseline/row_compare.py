@@ -17,7 +17,7 @@ from pytest_fusion.bench.baseline.facts import (
     group,
 )
 from pytest_fusion.bench.baseline.latency_judge import Judgement, Noise, Question, against_stored, judge, level, worth
-from pytest_fusion.bench.baseline.row import Key, Latency, Row, elsewhere, renewed
+from pytest_fusion.bench.baseline.row import Key, Row, elsewhere, renewed
 from pytest_fusion.bench.output_digest import GoldenChange, GoldenStatus, compare_golden
 
 RowStatus = Literal["regressed", "missing", "unknown", "inconclusive", "changed", "improved", "new", "same"]
@@ -69,7 +69,7 @@ def compare(
     # An older baseline has no reasons.
     known = bool(before.reasons) or before.facts.get(RECOMPILES) == 0
     reasons = compare_reasons(before.reasons, row.reasons) if known and RECOMPILES in row.facts else ""
-    question, no_latency = _question(row, before, machine)
+    question = _question(row, before, machine)
     found = Comparison(
         row.key,
         "same",
@@ -77,8 +77,8 @@ def compare(
         names=names,
         reasons=reasons,
         golden=tuple(compare_golden(before.golden, row.golden)),
-        question=question,
-        no_latency=no_latency,
+        question=question if isinstance(question, Question) else None,
+        no_latency=question if isinstance(question, str) else "",
         context=context,
     )
     return _concluded(found)
@@ -91,23 +91,13 @@ def judged(found: Sequence[Comparison], *, family: int | None = None) -> list[Co
     return [_concluded(replace(one, latency=next(answers))) if one.question is not None else one for one in found]
 
 
-def _question(row: Row, before: Row, machine: Noise | None) -> tuple[Question | None, str]:
+def _question(row: Row, before: Row, machine: Noise | None) -> Question | str:
+    """The question about the latency, or why there is none; empty if neither side has a latency to judge."""
     now, then = row.latency, before.latency
     if not row.judged or (now is None and then is None):
-        return None, ""
+        return ""
     if now is None:
-        return None, "this run measured none, and the baseline has one"
-    why = _not_comparable(then, now)
-    if why or then is None:
-        return None, why
-    if machine is None:
-        return None, "this machine was not measured against itself, so no latency is judged"
-    aa = max(then.aa or 0.0, machine.spread)
-    return against_stored(now, worth(level(then, now.unit, aa), then, now), machine), ""
-
-
-def _not_comparable(then: Latency | None, now: Latency) -> str:
-    """Why two latencies do not compare; empty if they do."""
+        return "this run measured none, and the baseline has one"
     if then is None:
         return "the baseline has no latency; add it with --fusion-update new"
     other = elsewhere(then.place, now.place)
@@ -120,7 +110,10 @@ def _not_comparable(then: Latency | None, now: Latency) -> str:
     if ways:
         was, is_ = then.method.get(ways[0]), now.method.get(ways[0])
         return f"it was timed in another way: {ways[0]} {was or 'unknown'} then, {is_ or 'unknown'} now"
-    return ""
+    if machine is None:
+        return "this machine was not measured against itself, so no latency is judged"
+    aa = max(then.aa or 0.0, machine.spread)
+    return against_stored(now, worth(level(then, now.unit, aa), then, now), machine)
 
 
 def _concluded(found: Comparison) -> Comparison:

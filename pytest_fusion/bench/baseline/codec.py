@@ -32,7 +32,11 @@ class Baseline:
 
 def decode(text: str, path: Path) -> Baseline:
     """The baseline in ``text``. Raises ``BaselineError``, naming ``path``, for any other file or schema."""
-    data = _parse(text, path)
+    try:
+        data = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_twins)
+    except (ValueError, RecursionError) as error:
+        conflict = "it holds the marks of a merge conflict" if "<<<<<<<" in text else "was it cut off?"
+        raise BaselineError(f"{path} is not JSON ({error}); {conflict}: {_AGAIN}") from None
     if not isinstance(data, dict) or data.get("tool") != TOOL:
         raise BaselineError(
             f"{path} is not a baseline of pytest-fusion; move it out of the folder, or name another with "
@@ -72,14 +76,6 @@ def encode(baseline: Baseline) -> str:
         "rows": rows,
     }
     return "\n".join(_lines(content, "")) + "\n"
-
-
-def _parse(text: str, path: Path) -> Any:
-    try:
-        return json.loads(text, parse_constant=_no_constant, object_pairs_hook=_no_twins)
-    except (ValueError, RecursionError) as error:
-        conflict = "it holds the marks of a merge conflict" if "<<<<<<<" in text else "was it cut off?"
-        raise BaselineError(f"{path} is not JSON ({error}); {conflict}: {_AGAIN}") from None
 
 
 def _no_constant(name: str) -> Any:

@@ -61,17 +61,16 @@ class Process:
     def running(self) -> bool:
         return self._worker is not None and self._worker.running
 
-    def request(
-        self, op: str, *, seconds: float | None, pulse: Callable[[], None] = lambda: None, **what: Any
-    ) -> dict[str, Any]:
+    def request(self, op: str, *, seconds: float, **what: Any) -> dict[str, Any]:
         """Send a request and return the answer. Raises ``WorkerLost``; ``NoOpponentError``, ``CanaryError`` if refused.
-        ``seconds`` limits each call that the kernel makes for it; ``pulse`` is called after each."""
-        return self.begin(op, seconds=seconds, pulse=pulse, **what)()
+        ``seconds`` limits each call that the kernel makes for it."""
+        return self.begin(op, seconds=seconds, **what)()
 
     def begin(
-        self, op: str, *, seconds: float | None, pulse: Callable[[], None] = lambda: None, **what: Any
+        self, op: str, *, seconds: float, pulse: Callable[[], None] = lambda: None, **what: Any
     ) -> Callable[[], dict[str, Any]]:
-        """Send a request; what is returned waits for its answer, as `request` does, or is never called."""
+        """Send a request; what is returned waits for its answer, as `request` does, or is never called. ``pulse`` is
+        called after each call that the kernel makes."""
         worker = self._worker
         if worker is None:
             raise WorkerLost("its pipe is closed")
@@ -117,9 +116,9 @@ class Remote:
         # Called whenever the process shows that it is alive.
         self.pulse: Callable[[], None] = lambda: None
 
-    def _request(self, op: str, *, seconds: float | None = None, **what: Any) -> Any:
+    def _request(self, op: str, **what: Any) -> Any:
         """What the method ``op`` of `ServedKernel` returns."""
-        return self._begin(op, seconds=seconds, **what)()["found"]
+        return self._begin(op, **what)()["found"]
 
     def _begin(self, op: str, *, seconds: float | None = None, **what: Any) -> Callable[[], dict[str, Any]]:
         return self._process.begin(op, seconds=seconds or self._seconds, pulse=self.pulse, **what)

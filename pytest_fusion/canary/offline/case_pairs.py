@@ -136,8 +136,6 @@ def classify(candidate: Ran, incumbent: Ran) -> tuple[Standing, str]:
         return "worse", f"{candidate.check}: {candidate.reason}"
     if ours == "pass" and theirs == "fail":
         return "better", f"the incumbent fails {incumbent.check}: {incumbent.reason}"
-    if ours == theirs:
-        return "not-asked", _rejected(candidate)
     if ours == "rejected":
         if candidate.refused and theirs == "pass":
             return "refuses", f"{candidate.check}: {candidate.reason}"

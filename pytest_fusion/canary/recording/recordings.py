@@ -99,9 +99,7 @@ class Cases:
         ]
         if self.expired:
             found.append(f"{self.expired} recorded calls were too old")
-        notes: Counter[str] = Counter()
-        for one in self.found:
-            notes.update(dict.fromkeys(one.notes, 1))
+        notes = Counter(note for one in self.found for note in dict.fromkeys(one.notes))
         return found + [f"in {count} cases {note}" for note, count in notes.most_common(_MOST_REASONS)]
 
 

@@ -214,11 +214,9 @@ def redirect(top: Path, checkout: Path) -> None:
         if not name.startswith("__editable__"):
             continue
         mapping: Any = getattr(module, "MAPPING", {})
-        for package, path in list(mapping.items()):
-            mapping[package] = moved(path, top, checkout)
+        mapping.update({package: moved(path, top, checkout) for package, path in mapping.items()})
         spaces: Any = getattr(module, "NAMESPACES", {})
-        for package, paths in list(spaces.items()):
-            spaces[package] = [moved(path, top, checkout) for path in paths]
+        spaces.update({package: [moved(path, top, checkout) for path in paths] for package, paths in spaces.items()})
 
 
 def caches() -> list[Path]:

@@ -14,6 +14,7 @@ from typing import Any
 from pytest_fusion.errors import FusionError
 from pytest_fusion.report.record import SCHEMA, TestRecord
 from pytest_fusion.report.report_paths import replace_text
+from pytest_fusion.spec.wording import words
 
 _FIELDS = frozenset(field.name for field in fields(TestRecord))
 
@@ -61,7 +62,8 @@ Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 def plain(value: Any) -> Any:
     """``value`` as a new :data:`Plain`: numpy and torch scalars become Python numbers (one ``numpy.float64`` ends a run
     of pytest-xdist with execnet's ``DumpError``), sets sorted lists, dataclasses dicts, other objects text. Non-finite
-    floats become ``"nan"``, ``"inf"``, ``"-inf"``, which strict JSON lacks."""
+    floats become ``"nan"``, ``"inf"``, ``"-inf"``, which strict JSON lacks; lone surrogates (undecodable bytes of a
+    child's stderr), which cannot be written as UTF-8, are escaped."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, Enum):
@@ -72,7 +74,7 @@ def plain(value: Any) -> Any:
         number = float(value)
         return number if math.isfinite(number) else str(number)
     if isinstance(value, str):
-        return _encodable(str(value))
+        return words(value)
     if isinstance(value, Mapping):
         return {str(plain(key)): plain(item) for key, item in value.items()}
     if isinstance(value, AbstractSet):
@@ -84,9 +86,4 @@ def plain(value: Any) -> Any:
     # An object of numpy or torch without a dimension holds a number.
     scalar = getattr(value, "ndim", None) == 0 and callable(getattr(value, "tolist", None))
     inner = value.tolist() if scalar else None
-    return plain(inner) if isinstance(inner, bool | int | float | str) else _encodable(str(value))
-
-
-def _encodable(text: str) -> str:
-    """Lone surrogates (undecodable bytes of a child's stderr) cannot be written as UTF-8."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return plain(inner) if isinstance(inner, bool | int | float | str) else words(value)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from pytest_fusion.bench.baseline.bootstrap import short
 from pytest_fusion.bench.baseline.row import GoldenOutput
 
 if TYPE_CHECKING:
@@ -51,10 +52,10 @@ def golden_of(name: str, output: Tensor, allowed: Tensor | float | None = None) 
         shape=tuple(output.shape),
         digest=f"sha256:{digest}",
         # float32 and narrower need nine digits to be distinct; more would make a diff unreadable.
-        values=tuple(_short(value, 9 if own.dtype != torch.float64 and not exact else 17) for value in values.tolist()),
-        allowed=tuple(_short(value, 3) for value in moves.tolist()),
-        magnitude=_short(size, 9),
-        slack=None if slack is None else _short(slack, 3),
+        values=tuple(short(value, 9 if own.dtype != torch.float64 and not exact else 17) for value in values.tolist()),
+        allowed=tuple(short(value, 3) for value in moves.tolist()),
+        magnitude=short(size, 9),
+        slack=None if slack is None else short(slack, 3),
         nonfinite=int((~finite).sum()),
     )
 
@@ -79,10 +80,6 @@ def positions(count: int) -> list[int]:
     share = count / SAMPLES
     inner = {int(share * (i + (i * 0x9E3779B1 % 2**32) / 2**32)) for i in range(1, SAMPLES - 1)}
     return sorted({0, count - 1} | inner)
-
-
-def _short(value: float, digits: int) -> float:
-    return float(f"{value:.{digits}g}")
 
 
 GoldenStatus = Literal["same", "within", "changed", "unknown"]

@@ -62,11 +62,11 @@ def estimate(blocks: Sequence[float], *, seed: int = 0) -> Estimate:
     # 3.4 at 0.7 % of normal samples; over the interval's width it does at 0.4 %, and within Student's limits at 1 %.
     error = float(high - low) / (2 * NormalDist().inv_cdf((1 + LEVEL) / 2))
     return Estimate(
-        ratio=_short(float(np.median(values))),
-        low=_short(float(low)),
-        high=_short(float(high)),
-        error=_short(error),
-        blocks=tuple(_short(float(value)) for value in values),
+        ratio=short(float(np.median(values))),
+        low=short(float(low)),
+        high=short(float(high)),
+        error=short(error),
+        blocks=tuple(short(float(value)) for value in values),
     )
 
 
@@ -76,8 +76,9 @@ def settled(found: Estimate, smallest: float) -> bool:
     return len(found.blocks) >= FEWEST and found.half_width < math.log1p(smallest) / 2
 
 
-def _short(value: float) -> float:
-    return float(f"{value:.{_DIGITS}g}")
+def short(value: float, digits: int = _DIGITS) -> float:
+    """The number with so many significant digits."""
+    return float(f"{value:.{digits}g}")
 
 
 _NORMAL = NormalDist()

@@ -121,7 +121,7 @@ class _Collector:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the records, and write a line for each that fails: the run may go on for minutes."""
-        found = [TestRecord.from_json(data) for data in getattr(report, "fusion", ())]
+        found = [TestRecord(**data) for data in getattr(report, "fusion", ())]
         self._config.stash[keys.records].extend(found)
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
         if terminal is not None and terminal.verbosity >= 0 and not keys.is_worker(self._config):

@@ -50,7 +50,7 @@ def read_json(path: Path) -> tuple[list[TestRecord], dict[str, Any]]:
             "read it with the version of pytest-fusion that wrote it"
         )
     try:
-        records = [TestRecord.from_json({k: v for k, v in test.items() if k in _FIELDS}) for test in data["tests"]]
+        records = [TestRecord(**{k: v for k, v in test.items() if k in _FIELDS}) for test in data["tests"]]
         return records, dict(data["environment"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FusionError(f"{path} has schema {SCHEMA} but not its shape ({error!r}); write it again") from None

@@ -64,7 +64,3 @@ class TestRecord:
     def as_json(self) -> dict[str, Any]:
         """The test's entry in ``--fusion-json``."""
         return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> TestRecord:
-        return cls(**data)

@@ -145,7 +145,7 @@ def test_evidence_is_shown_where_there_is_some(records: list[TestRecord]) -> Non
     assert "Ruled out: needs-alignment; ignores-offset." in page
     assert "Results of experiments" not in without
     assert document([explained], {})["tests"][0]["diagnosis"] == WHY
-    assert TestRecord.from_json(document([explained], {})["tests"][0]) == explained
+    assert TestRecord(**document([explained], {})["tests"][0]) == explained
 
 
 def test_the_map_of_the_page_is_that_of_the_json(failing: Make) -> None:

@@ -141,9 +141,9 @@ class Remote:
 
         def measured() -> Measured:
             found = answered()["found"]
-            inputs, reference = str(found["inputs"]), str(found["reference"])
-            result = Measured(inputs, reference, {}, found["memory"], str(found["problem"]))
-            if found["results"]:
+            has_outputs = found.pop("results")
+            result = Measured(**found)
+            if has_outputs:
                 result.outputs = read_tensors(file, self._device)
                 file.unlink(missing_ok=True)
             return result

@@ -100,7 +100,8 @@ def _raise_if_reference_dies(job: Job, crash: Crash, case: Case | None) -> None:
     if isinstance(alone.in_child(job.request.profile.seconds, forward=False), Crash):
         raise ReferenceCrashed(
             f"{job.spec.name}: the reference itself killed its process ({crash.detail}); the case was "
-            f"{describe(job.spec, case)['text']}; bound the sizes in dims= to those that it can compute, or fix it"
+            f"{describe(job.spec, case)['text']}; bound the sizes in dims=, or the values (values.finite()), to those "
+            "that it can compute, or fix it"
         )
 
 

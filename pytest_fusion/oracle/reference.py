@@ -52,7 +52,7 @@ def on_its_own(name: str, inputs: Mapping[str, Any]) -> Iterator[None]:
             raise
         raise ReferenceCrashed(
             f"{name}: the reference itself lost the CUDA context ({first_line(error)}), after the kernel had ended "
-            "well; bound the sizes in dims= to those that the reference can compute, or fix it"
+            "well; bound the sizes in dims=, or the values (values.finite()), to those that it can compute, or fix it"
         ) from error
 
 

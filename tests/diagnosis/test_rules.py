@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pytest_fusion import dim, tensor, values
 from pytest_fusion.diagnosis import diagnose as module
-from pytest_fusion.diagnosis.diagnose import diagnose
+from pytest_fusion.diagnosis.diagnose import UNEXPLAINED, diagnose
 from pytest_fusion.diagnosis.rules import indices, numerics
 from pytest_fusion.spec.inputs import derived
 from tests.sweeps import first_of_each, sweep
@@ -430,3 +430,15 @@ def test_a_layout_that_few_seeds_show_is_named(lab_of: Any, strided: bool) -> No
     assert not any(lab.attempt(lab.base.with_(seed=seed)).wrong for seed in (1, 2, 3)) or not strided
     found = diagnose(lab)
     assert (found.cause == "ignores-strides") is strided, found
+
+
+@pytest.mark.parametrize("strided", [True, False])
+def test_without_time_one_contiguous_copy_decides(lab_of: Any, strided: bool) -> None:
+    """The first of its experiments; where the copy is wrong too nothing is known."""
+
+    def fused(x: T) -> T:
+        return 2 * x if strided and x.is_contiguous() else 2 * x + 1
+
+    choice = {"dim rows": 4, "dim hidden": 5, "dtype": "float32", "layout x": ("padded", 0)}
+    lab = lab_of(fused, lambda x: 2 * x, {"x": tensor("rows hidden")}, choice, max_runs=3)
+    assert diagnose(lab).cause == ("ignores-strides" if strided else UNEXPLAINED)

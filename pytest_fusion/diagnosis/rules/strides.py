@@ -38,6 +38,9 @@ def layout(lab: Lab) -> Found | None:
         if any(lab.attempt(plain.with_(seed=seed)).wrong for seed in lab.seeds(plain)):
             lab.base = plain
         return None
+    if lab.spent and copies[0].right:
+        said = ["right on a contiguous copy of the same values; there was no time for others"]
+        return Found("ignores-strides" if _strided(lab, case, bent) else "ignores-offset", said)
     if not all(answer.right for answer in copies):
         return None
     wrong_as_laid = sum(lab.attempt(case.with_(seed=seed)).wrong for seed in seeds)
@@ -67,7 +70,7 @@ def layout(lab: Lab) -> Found | None:
     if offsets and bent_strides:
         # If the failure stays without one of the two, that one is not its cause.
         without = lab.attempt(case, laid=_without_offsets(lab, case, bent))
-        bent_strides = bent_strides if without.wrong else []
+        bent_strides = [] if without.right else bent_strides
     if bent_strides:
         return _of_strides(lab, case, bent_strides, evidence)
     return _of_offset(lab, case, offsets, evidence)

@@ -39,8 +39,8 @@ def layout(lab: Lab) -> Found | None:
             lab.base = plain
         return None
     if lab.spent and copies[0].right:
-        said = ["right on a contiguous copy of the same values; there was no time for others"]
-        return Found("ignores-strides" if _strided(lab, case, bent) else "ignores-offset", said)
+        evidence = ["right on a contiguous copy of the same values; there was no time for others"]
+        return Found("ignores-strides" if _strided(lab, case, bent) else "ignores-offset", evidence)
     if not all(answer.right for answer in copies):
         return None
     wrong_as_laid = sum(lab.attempt(case.with_(seed=seed)).wrong for seed in seeds)

@@ -1,4 +1,4 @@
-"""Launches of compiled kernels, as they are told to the judge."""
+"""Launches of compiled kernels, as they are recorded."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ def _copy(x: Any, out: Any, n: Any, BLOCK: tl.constexpr = 64, WARPS: tl.constexp
 
 
 @pytest.mark.parametrize(("given", "block"), [({}, 64), ({"BLOCK": 16}, 16)])
-def test_a_grid_is_asked_with_the_defaults_too(
-    given: dict[str, int], block: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As Triton asks it: of FlagGems' log_softmax the block is a default, and only the caller's was known."""
+def test_a_grid_gets_default_arguments_too(given: dict[str, int], block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Triton calls it: the block of FlagGems' log_softmax is a default argument, which the grid did not get."""
     monkeypatch.setattr(JITFunction, "run", lambda kernel, *args, **kwargs: None)
     kernel = JITFunction(_copy)
     seen: list[Any] = []

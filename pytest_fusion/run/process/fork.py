@@ -74,7 +74,8 @@ def can_fork() -> str | None:
     torch = sys.modules.get("torch")
     for backend in ("cuda", "xpu"):
         module = getattr(torch, backend, None)
-        # While it starts, torch asks what its devices can do: under compute-sanitizer a child forked then never ended.
+        # While torch initialises a backend it queries device properties; under compute-sanitizer a child forked then
+        # hangs.
         starting = hasattr(getattr(module, "_tls", None), "is_initializing")
         started = getattr(module, "is_initialized", None)
         if starting or (started is not None and started()):

@@ -64,7 +64,10 @@ def softmax(op: Op, x: Tensor, dims: list[int], score: Tensor, again: Tensor | N
     lse = torch.where(torch.isfinite(top + log), top + log, 0.0)
     # exp(x - lse), as in kernels that save the log-sum-exp: rounded at the size of the largest x, it keeps no more of a
     # row's sum than that (Liger's fused_ce_tvd). Of small ones the noise above is larger.
-    missed = torch.where(lse.abs() > _LARGE, lse - op.relative(lse, 1), 0.0)
+    large = lse.abs() > _LARGE
+    if not bool(large.any()):
+        return value
+    missed = torch.where(large, lse - op.relative(lse, 1), 0.0)
     return value * torch.exp(torch.minimum(torch.maximum(missed, -log), log))
 
 
